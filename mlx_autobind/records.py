@@ -1,0 +1,165 @@
+"""What happened at one bind or drift, kept in the process."""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mlx_autobind import settings, targets
+from mlx_autobind.shield import shielded
+
+Kind = Literal["bind", "drift"]
+Action = Literal["replaced", "copied", "kept", "restored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of the libraries that were imported at the time of a record."""
+
+    mlx: str | None
+    mlx_lm: str | None
+    mlx_vlm: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandleChange:
+    """What was done to one handle.
+
+    Attributes:
+        where: the place, such as ``mlx_lm.generate.generation_stream`` or
+            ``mlx_lm.generate.generate_step(stream=)``.
+        action: ``replaced``; ``copied`` if it was taken from a replaced one;
+            ``kept`` or ``restored`` if something else was assigned to it.
+    """
+
+    where: str
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One bind (a thread got its stream) or drift (somebody assigned a handle).
+
+    Attributes:
+        kind: ``bind`` or ``drift``.
+        thread_name: the name of the thread it happened on.
+        thread_id: Python's identifier of that thread; identifiers are reused.
+        device: device type and index, such as ``gpu:0``.
+        stream_index: mlx's number of the stream: the thread's own at a bind, the
+            assigned one at a drift; -1 if mlx does not tell.
+        mode: the agent's mode.
+        entry_point: what the thread called, such as ``mlx_lm.generate.generate``.
+        handles: every handle known so far (bind), or the one that drifted.
+        started_ns: nanoseconds since the Unix epoch.
+        duration_ns: nanoseconds that it took.
+        versions: of mlx, mlx-lm and mlx-vlm.
+        late: True if the library had been imported before the agent was installed.
+    """
+
+    kind: Kind
+    thread_name: str
+    thread_id: int
+    device: str
+    stream_index: int
+    mode: str
+    entry_point: str
+    handles: tuple[HandleChange, ...]
+    started_ns: int
+    duration_ns: int
+    versions: Versions
+    late: bool
+
+
+Listener = Callable[[Record], None]
+
+
+class Stopwatch:
+    """Start of an event on the wall clock, and its length on the monotonic one."""
+
+    __slots__ = ("_began", "started_ns")
+
+    def __init__(self) -> None:
+        self.started_ns = time.time_ns()
+        self._began = time.perf_counter_ns()
+
+    def elapsed_ns(self) -> int:
+        """Return the nanoseconds since it was made."""
+        return time.perf_counter_ns() - self._began
+
+
+class Ring:
+    """The newest records of the process, and those who want to hear of each.
+
+    Thread-safe: appending to a bounded deque is atomic, and no lock is held while the
+    listeners run, so that a slow exporter delays only the thread that was bound.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._records: deque[Record] = deque(maxlen=size)
+        self._listeners: tuple[Listener, ...] = ()
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have `listener` called with each further record, on the thread it is about."""
+        if listener not in self._listeners:
+            self._listeners = (*self._listeners, listener)
+
+    def emit(self, record: Record) -> None:
+        """Keep `record`, dropping the oldest if the ring is full."""
+        self._records.append(record)
+        for listener in self._listeners:
+            listener(record)
+
+    def snapshot(self) -> tuple[Record, ...]:
+        """Return the records, oldest first."""
+        while True:
+            try:
+                return tuple(self._records)
+            except RuntimeError:  # appended to while it was being copied
+                continue
+
+
+RING = Ring(settings.current().records)
+
+
+def versions() -> Versions:
+    """Return the versions of the libraries that are imported now; imports none."""
+    found = {
+        field: getattr(sys.modules.get(package), "__version__", None)
+        for field, package in targets.VERSIONED
+    }
+    return Versions(**found)
+
+
+@shielded
+def emit(
+    kind: Kind,
+    entry_point: str,
+    handles: tuple[HandleChange, ...],
+    stopwatch: Stopwatch,
+    duration_ns: int,
+    *,
+    device: str,
+    stream_index: int,
+    late: bool,
+) -> None:
+    """Keep a record of what the calling thread has just been through. Thread-safe."""
+    thread = threading.current_thread()
+    RING.emit(
+        Record(
+            kind=kind,
+            thread_name=thread.name,
+            thread_id=threading.get_ident(),
+            device=device,
+            stream_index=stream_index,
+            mode=settings.current().mode,
+            entry_point=entry_point,
+            handles=handles,
+            started_ns=stopwatch.started_ns,
+            duration_ns=duration_ns,
+            versions=versions(),
+            late=late,
+        )
+    )

@@ -1,0 +1,106 @@
+"""The ``MLX_AUTOBIND_*`` environment variables, read once into a frozen object."""
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MODES = ("thread",)
+ON = ("on", "1", "true", "yes")
+OFF = ("off", "0", "false", "no")
+DEFAULT_RECORDS = 1000
+MAX_RECORDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment asks for.
+
+    Attributes:
+        enabled: ``MLX_AUTOBIND``; False keeps the agent out of the process.
+        mode: ``MLX_AUTOBIND_MODE``; one of `MODES`.
+        modules: ``MLX_AUTOBIND_MODULES``; further modules that hold a handle.
+        records: ``MLX_AUTOBIND_RECORDS``; how many records the process keeps.
+        strict: ``MLX_AUTOBIND_STRICT``; True raises the agent's own errors.
+        problems: one sentence for each value that could not be used.
+    """
+
+    enabled: bool
+    mode: str
+    modules: tuple[str, ...]
+    records: int
+    strict: bool
+    problems: tuple[str, ...]
+
+
+class Reader:
+    """Reads variables one by one and keeps a sentence for each that cannot be used."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.problems: list[str] = []
+
+    def _text(self, variable: str) -> str:
+        return self._environ.get(variable, "").strip()
+
+    def _reject(self, variable: str, value: str, allowed: str, kept: str) -> None:
+        self.problems.append(f"{variable}={value!r}: allowed is {allowed}; using {kept}")
+
+    def flag(self, variable: str, default: bool) -> bool:
+        """Return whether `variable` is on; `default` if it is unset or neither on nor off."""
+        text = self._text(variable)
+        if text.lower() in OFF:
+            return False
+        if text.lower() in ON:
+            return True
+        if text:
+            self._reject(variable, text, "on or off", "on" if default else "off")
+        return default
+
+    def choice(self, variable: str, allowed: tuple[str, ...]) -> str:
+        """Return one of `allowed`, the first if `variable` is unset or none of them."""
+        text = self._text(variable)
+        if text.lower() in allowed:
+            return text.lower()
+        if text:
+            self._reject(variable, text, " or ".join(allowed), allowed[0])
+        return allowed[0]
+
+    def number(self, variable: str, default: int, most: int) -> int:
+        """Return a whole number from 1 to `most`."""
+        text = self._text(variable)
+        # The length first: int() of a very long text is a ValueError.
+        if text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+            return int(text)
+        if text:
+            self._reject(variable, text, f"a whole number from 1 to {most}", str(default))
+        return default
+
+    def names(self, variable: str) -> tuple[str, ...]:
+        """Return dotted module names."""
+        found = []
+        for name in self._text(variable).replace(",", " ").split():
+            if all(part.isidentifier() for part in name.split(".")):
+                found.append(name)
+            else:
+                self._reject(variable, name, "dotted names of modules", "the other names")
+        return tuple(found)
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """Read the settings from `environ`. Never raises."""
+    reader = Reader(environ)
+    return Settings(
+        enabled=reader.flag("MLX_AUTOBIND", True),
+        mode=reader.choice("MLX_AUTOBIND_MODE", MODES),
+        modules=reader.names("MLX_AUTOBIND_MODULES"),
+        records=reader.number("MLX_AUTOBIND_RECORDS", DEFAULT_RECORDS, MAX_RECORDS),
+        strict=reader.flag("MLX_AUTOBIND_STRICT", False),
+        problems=tuple(reader.problems),
+    )
+
+
+@functools.cache
+def current() -> Settings:
+    """Return the settings of this process, reading the environment the first time."""
+    return read(os.environ)

@@ -1,0 +1,60 @@
+"""Records as OpenTelemetry spans, through the API alone.
+
+The agent never sets a tracer provider: that belongs to the application, and without
+one the spans are lost while the records stay in the process.
+"""
+
+from opentelemetry import trace
+from opentelemetry.util.types import AttributeValue
+
+import mlx_autobind
+from mlx_autobind.records import RING, Record
+from mlx_autobind.shield import shielded
+
+SCOPE = "mlx_autobind"
+# Semantic conventions 1.44: thread.id, thread.name and code.function.name are theirs.
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+SPAN_NAMES = {"bind": "bind generation_stream", "drift": "drift generation_stream"}
+
+# Resolved to the application's provider when a span is started, so that an SDK which
+# is set up after the agent is found as well.
+_tracer = trace.get_tracer(SCOPE, mlx_autobind.__version__, schema_url=SCHEMA_URL)
+
+
+def attributes(record: Record) -> dict[str, AttributeValue]:
+    """Return the span attributes of `record`; never a prompt, a token or a file's text."""
+    found: dict[str, AttributeValue] = {
+        "thread.id": record.thread_id,
+        "thread.name": record.thread_name,
+        "code.function.name": record.entry_point,
+        "mlx_autobind.kind": record.kind,
+        "mlx_autobind.mode": record.mode,
+        "mlx_autobind.device": record.device,
+        "mlx_autobind.stream.index": record.stream_index,
+        "mlx_autobind.handles": [f"{change.where}: {change.action}" for change in record.handles],
+        "mlx_autobind.late": record.late,
+    }
+    for library in ("mlx", "mlx_lm", "mlx_vlm"):
+        version = getattr(record.versions, library)
+        if version is not None:
+            found[f"mlx_autobind.{library}.version"] = version
+    return found
+
+
+@shielded
+def export(record: Record) -> None:
+    """Start and end a span at the record's times, as a child of the current span.
+
+    The parent is taken from the calling thread's context. Thread-safe.
+    """
+    span = _tracer.start_span(
+        SPAN_NAMES[record.kind],
+        attributes=attributes(record),
+        start_time=record.started_ns,
+    )
+    span.end(end_time=record.started_ns + record.duration_ns)
+
+
+def start() -> None:
+    """Have every further record exported. Idempotent."""
+    RING.subscribe(export)

@@ -1,0 +1,48 @@
+"""What the installed versions do without the agent, so that tests can show the failure."""
+
+import dataclasses
+import importlib.metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """The installed versions.
+
+    Attributes:
+        mlx: version of mlx.
+        mlx_lm: version of mlx-lm.
+    """
+
+    mlx: tuple[int, ...]
+    mlx_lm: tuple[int, ...]
+
+    @property
+    def inert(self) -> bool:
+        """Any thread can use any stream, so there is nothing to do (mlx <= 0.31.1)."""
+        return self.mlx < (0, 31, 2)
+
+    @property
+    def binds_on_cpu(self) -> bool:
+        """A stream can be used by the thread that made it alone, on the CPU too."""
+        return self.mlx >= (0, 32, 0)
+
+    @property
+    def plain_handle(self) -> bool:
+        """mlx-lm holds a plain stream, so that other threads fail without the agent."""
+        return self.mlx_lm < (0, 31, 3)
+
+    @property
+    def fails(self) -> bool:
+        """Threaded programs fail here without the agent."""
+        return self.binds_on_cpu and self.plain_handle
+
+
+def version(package: str) -> tuple[int, ...]:
+    """Return the installed version of `package` as numbers."""
+    parts = importlib.metadata.version(package).split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def installed() -> Stack:
+    """Return what is installed here."""
+    return Stack(mlx=version("mlx"), mlx_lm=version("mlx-lm"))
