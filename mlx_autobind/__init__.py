@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
     from mlx_autobind.api import Status, bind_generation_streams, rebinds, status
     from mlx_autobind.records import HandleChange, Record, Versions
@@ -64,7 +65,13 @@ VARIABLES = (
 
 
 class TargetFinder:
-    """Stands on ``sys.meta_path`` until a target is imported; finds nothing itself."""
+    """Stands on ``sys.meta_path`` and has the agent told when a library's module is loaded.
+
+    Python calls finders under its one import lock, so a finder that imports anything, as
+    wrapt's own does with the parent package, waits for whoever is importing that while
+    the other waits for the lock, for ever. This one asks the finders behind it, and what
+    has to be imported is imported by the loader, which runs outside that lock.
+    """
 
     packages = PACKAGES
 
@@ -74,12 +81,46 @@ class TargetFinder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Have a wrapt post-import hook registered for `name` if it is a target."""
+        """Return what the finders behind this one find, with a `TargetLoader`."""
         if name.partition(".")[0] not in self.packages:
             return None
-        from mlx_autobind import activation
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else ():
+            if not hasattr(finder, "find_spec"):
+                continue
+            spec: Any = finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = TargetLoader(spec.loader)
+                found: ModuleSpec = spec
+                return found
+        return None
 
-        return activation.find_spec(name, path, target)
+
+class TargetLoader:
+    """A module's own loader, with wrapt's post-import hooks run after it."""
+
+    def __init__(self, loader: "Any") -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        """Do as the module's own loader does."""
+        create = getattr(self._loader, "create_module", None)
+        module: ModuleType | None = None if create is None else create(spec)
+        return module
+
+    def exec_module(self, module: "ModuleType") -> None:
+        """Execute `module` as its own loader does, then have it patched."""
+        # From here on the module has the loader that it would have without us.
+        for holder, name in ((module.__spec__, "loader"), (module, "__loader__")):
+            if getattr(holder, name, None) is self:
+                setattr(holder, name, self._loader)
+        self._loader.exec_module(module)
+        if _finder in sys.meta_path:
+            _activation("loaded", module)
 
 
 _finder = TargetFinder()
@@ -95,18 +136,14 @@ def install() -> None:
     if _finder in sys.meta_path:
         return
     if any(variable in environ for variable in VARIABLES):
-        from mlx_autobind import activation
-
-        _finder.packages = PACKAGES | (activation.read_settings() or PACKAGES)
+        _finder.packages = PACKAGES | (_activation("read_settings") or PACKAGES)
     sys.meta_path.insert(0, _finder)
     # Handlers run last in, first out: this early, ours runs after the program's own,
     # which may well use MLX.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
     if any(name.partition(".")[0] in _finder.packages for name in sys.modules):
-        from mlx_autobind import activation
-
-        activation.patch_imported()
+        _activation("patch_imported")
 
 
 def uninstall() -> None:
@@ -119,9 +156,21 @@ def uninstall() -> None:
     if _finder not in sys.meta_path:
         return
     sys.meta_path.remove(_finder)
-    activation = sys.modules.get("mlx_autobind.activation")
-    if activation is not None:
-        activation.undo()
+    if "mlx_autobind.activation" in sys.modules:
+        _activation("undo")
+
+
+def _activation(action: str, *arguments: object) -> "Any":
+    """Do what has to be imported first; an error is a warning, not the program's error."""
+    try:
+        from mlx_autobind import activation
+
+        return getattr(activation, action)(*arguments)
+    except Exception as error:  # noqa: BLE001 - the seam, see shield.py
+        from mlx_autobind.shield import report
+
+        report(f"mlx_autobind.activation.{action}", error)
+        return None
 
 
 def _at_exit() -> None:

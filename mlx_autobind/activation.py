@@ -1,14 +1,15 @@
-"""From the first import of a target to the patched library, and back out.
+"""From a loaded library to a patched one, and back out.
 
-Loaded by the finder on ``sys.meta_path`` when a target is about to be imported.
+Loaded by the loader of `mlx_autobind.TargetFinder` when the first module of a library has
+been executed.
 """
 
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+import wrapt
 
 import mlx_autobind
 from mlx_autobind import settings, targets
@@ -16,41 +17,21 @@ from mlx_autobind.shield import shielded
 
 ROWS = targets.table(settings.current().modules)
 
-# Names whose post-import hook is registered and has not run. The import lock of the
-# module is held from the one to the other, so no lock of ours is needed.
-_pending: set[str] = set()
 
+def loaded(module: ModuleType) -> None:
+    """Have wrapt run the post-import hook of `module`, if it is a target.
 
-@shielded
-def find_spec(
-    name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    """Register wrapt's post-import hook for `name`, and hand the import over to wrapt."""
-    # wrapt asks the whole of sys.meta_path again, our finder included.
-    if name not in ROWS or name in _pending:
-        return None
-    import wrapt
-    from wrapt.importer import ImportHookFinder  # type: ignore[import-untyped]
-
-    _pending.add(name)
-    wrapt.register_post_import_hook(imported, name)
-    # Returning None now would miss the hook of this very import: wrapt's finder has been
-    # asked already, or has been put on sys.meta_path before us only just now.
-    for finder in sys.meta_path:
-        if isinstance(finder, ImportHookFinder):
-            spec: ModuleSpec | None = finder.find_spec(name, path, target)
-            return spec
-    return None
+    wrapt runs the hook of a module that is in ``sys.modules`` at once. Registered any
+    earlier, it would be left to wrapt's finder, which can deadlock (see `TargetFinder`)
+    and does not see ``importlib.reload``.
+    """
+    if module.__name__ in ROWS:
+        wrapt.register_post_import_hook(imported, module.__name__)
 
 
 def imported(module: ModuleType) -> None:
-    """Patch `module`: wrapt's post-import hook.
-
-    Raises nothing: that would fail the program's import.
-    """
-    _pending.discard(module.__name__)
-    if installed():
-        _patch(module, late=False)
+    """Patch `module`, just imported: wrapt's post-import hook."""
+    _patch(module, late=False)
 
 
 def installed() -> bool:
@@ -58,7 +39,6 @@ def installed() -> bool:
     return mlx_autobind._finder in sys.meta_path
 
 
-@shielded
 def read_settings() -> frozenset[str]:
     """Warn of settings that cannot be used; return the packages of the extra modules."""
     for problem in settings.current().problems:
@@ -89,7 +69,6 @@ def _patch(module: ModuleType, late: bool) -> None:
         PATCHES.apply(module, ROWS[module.__name__], late=late)
 
 
-@shielded
 def undo() -> None:
     """Take out whatever was patched."""
     patching = sys.modules.get("mlx_autobind.patching")

@@ -153,10 +153,8 @@ def bind(entry_point: str, *, late: bool) -> None:
                 stream = _new_stream(device)
                 _set_default_stream(stream)
             streams[name] = stream
-        # The main thread's locals are finalised too late; see `clear_main_thread`.
-        if THREAD.exit is None and threading.current_thread() is not threading.main_thread():
-            THREAD.exit = ThreadExit(_clear_streams)
         THREAD.bound = True
+    clear_at_exit()
     duration_ns = stopwatch.elapsed_ns()
     for name, stream in streams.items():
         records.emit(
@@ -169,6 +167,15 @@ def bind(entry_point: str, *, late: bool) -> None:
             stream_index=stream_index(stream),
             late=late,
         )
+
+
+def clear_at_exit() -> None:
+    """Have the calling thread's streams cleared as it ends.
+
+    The main thread's locals are finalised too late for that; see `clear_main_thread`.
+    """
+    if THREAD.exit is None and threading.current_thread() is not threading.main_thread():
+        THREAD.exit = ThreadExit(_clear_streams)
 
 
 def _usable(stream: Any) -> bool:
@@ -213,7 +220,7 @@ def set_default_stream(original: Callable[[Any], None]) -> Callable[[Any], None]
 @shielded
 def _choose(stream: Any) -> None:
     name = device_name(device_of(stream))
-    if THREAD.chosen.get(name) != stream:
+    if name not in THREAD.chosen or THREAD.chosen[name] != stream:
         THREAD.chosen[name] = stream
         # Bound again at the next entry, which finds out whether the stream is usable.
         THREAD.bound = False

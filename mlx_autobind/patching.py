@@ -60,6 +60,9 @@ class Patches:
         if self.inert is not None:
             return
         telemetry.start()
+        # Importing a library leaves random state behind in the importing thread, which
+        # mlx destroys as it destroys streams: too late, with the GIL.
+        binding.clear_at_exit()
         with self._lock:
             if late and module.__name__ not in self.late:
                 self.late = (*self.late, module.__name__)

@@ -164,3 +164,8 @@ def _last_json(text: str) -> Any:
         return json.loads(text.splitlines()[-1])
     except (IndexError, ValueError):
         return None
+
+
+def program(text: str) -> str:
+    """Return a program that finds the helpers in ``tests/programs``."""
+    return f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\n{textwrap.dedent(text)}"

@@ -1,6 +1,5 @@
 """The scenarios of the documentation: each shown failing without the agent where it does."""
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from mlx_autobind.cli import demo
 from tests.conftest import Run
-from tests.harness import PROGRAMS
+from tests.harness import program
 from tests.stacks import Stack
 
 NO_STREAM = "There is no Stream(cpu,"
@@ -234,8 +233,3 @@ def test_late_activation_is_in_the_record(run: Run, checkpoint: Path, stack: Sta
     else:
         assert [record["late"] for record in records] == [True]
         assert "mlx_lm.generate" in late
-
-
-def program(text: str) -> str:
-    """Return a program that finds the helpers of the tests."""
-    return f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\n{textwrap.dedent(text)}"

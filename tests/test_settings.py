@@ -1,0 +1,92 @@
+"""MLX_AUTOBIND_*: a bad value is one clear warning and the default."""
+
+import dataclasses
+import inspect
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlx_autobind
+from mlx_autobind import settings, targets
+from tests.conftest import Run
+
+DEFAULTS = settings.Settings(
+    enabled=True, mode="thread", modules=(), records=1000, strict=False, problems=()
+)
+
+
+def test_the_defaults() -> None:
+    assert settings.read({}) == DEFAULTS
+    blank = dict.fromkeys(mlx_autobind.VARIABLES, "")
+    assert settings.read(blank) == DEFAULTS
+
+
+def test_good_values() -> None:
+    found = settings.read(
+        {
+            "MLX_AUTOBIND": "Off",
+            "MLX_AUTOBIND_MODE": " Thread ",
+            "MLX_AUTOBIND_MODULES": "a.b, c,,d",
+            "MLX_AUTOBIND_RECORDS": "7",
+            "MLX_AUTOBIND_STRICT": "1",
+        }
+    )
+    assert found == settings.Settings(
+        enabled=False, mode="thread", modules=("a.b", "c", "d"), records=7, strict=True, problems=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("MLX_AUTOBIND_RECORDS", "x", "a whole number from 1 to 1000000"),
+        ("MLX_AUTOBIND_RECORDS", "0", "a whole number from 1 to 1000000"),
+        ("MLX_AUTOBIND_RECORDS", "-5", "a whole number from 1 to 1000000"),
+        ("MLX_AUTOBIND_RECORDS", "9" * 5000, "a whole number from 1 to 1000000"),
+        ("MLX_AUTOBIND_MODE", "turbo", "thread"),
+        ("MLX_AUTOBIND", "maybe", "on or off"),
+        ("MLX_AUTOBIND_STRICT", "2", "on or off"),
+        ("MLX_AUTOBIND_MODULES", "os; rm", "dotted names of modules"),
+    ],
+)
+def test_a_bad_value(variable: str, value: str, allowed: str) -> None:
+    found = settings.read({variable: value})
+    (problem,) = found.problems[:1]
+    assert variable in problem
+    assert value.split(maxsplit=1)[0].rstrip(";") in problem
+    assert allowed in problem
+    kept = dataclasses.replace(found, problems=(), modules=())
+    assert kept == DEFAULTS
+
+
+@given(st.dictionaries(st.sampled_from(mlx_autobind.VARIABLES), st.text(max_size=40)))
+def test_no_environment_raises(environ: dict[str, str]) -> None:
+    found = settings.read(environ)
+    assert found.mode in settings.MODES
+    assert 1 <= found.records <= settings.MAX_RECORDS
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("MLX_AUTOBIND_RECORDS", "x"), ("MLX_AUTOBIND_MODE", "turbo")]
+)
+def test_one_warning_in_the_process(variable: str, value: str, run: Run) -> None:
+    text = """
+        import json
+        import mlx_autobind, mlx_lm
+        mlx_autobind.install()
+        print(json.dumps([mlx_autobind.status().mode, len(mlx_autobind.status().problems)]))
+    """
+    outcome = run(text, agent="none", env={variable: value})
+    assert outcome.result == ["thread", 1]
+    assert outcome.code == 0
+    assert outcome.stderr.count("\n") == 1
+    assert all(word in outcome.stderr for word in (variable, value, "allowed is"))
+
+
+def test_the_lists_of_the_package_are_those_of_its_parts() -> None:
+    packages = {row.module.partition(".")[0] for row in targets.TARGETS}
+    assert packages == mlx_autobind.PACKAGES
+    read = set(re.findall(r'"(MLX_AUTOBIND\w*)"', inspect.getsource(settings)))
+    assert set(mlx_autobind.VARIABLES) == read

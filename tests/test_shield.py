@@ -1,0 +1,105 @@
+"""A bug in the agent is a warning, not a crash."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.harness import program
+from tests.stacks import Stack
+from tests.test_scenarios import Reference, wrong
+
+# Each makes one part of the agent raise, before the library is imported.
+FAULTS = {
+    "bind": "from mlx_autobind import binding; binding._new_stream = broken",
+    "record": "from mlx_autobind import records; records.Record = broken",
+    "versions": "from mlx_autobind import records; records.versions = broken",
+    "span": "from mlx_autobind import telemetry; telemetry.attributes = broken",
+    "handles": "from mlx_autobind.handles import Handles; Handles.replace = broken",
+    "places": "from mlx_autobind import handles; handles.module_places = broken",
+    "entries": "from mlx_autobind import patching; patching._find = broken",
+    "patching": "from mlx_autobind.patching import Patches; Patches.apply = broken",
+    "activation": "from mlx_autobind import activation; activation.imported = broken",
+    "wrapt": "import wrapt; wrapt.wrap_object = broken",
+    "hooks": "import wrapt; wrapt.register_post_import_hook = broken",
+    "opentelemetry": "import sys; sys.modules['opentelemetry'] = None",
+    "wrapt is missing": "import sys; sys.modules['wrapt'] = None",
+}
+
+FAULTY = """
+    # mlx first, so that the parts which need it can be broken before the library is there.
+    import mlx.core
+    import mlx_autobind
+    def broken(*args, **kwargs):
+        raise RuntimeError("injected")
+    {fault}
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    asker.ask("main", PROMPTS[0])
+    asker.ask("main again", PROMPTS[1])
+    on_thread(asker.ask, "worker", PROMPTS[2])
+    asker.print()
+"""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_program_runs_as_if_the_agent_were_absent(
+    fault: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
+) -> None:
+    outcome = run(program(FAULTY.format(fault=FAULTS[fault])), checkpoint, agent="none")
+    failed = wrong(outcome.result, reference)
+    # Without a working agent the worker may fail as it does without any; main may not.
+    assert set(failed) <= ({"worker"} if stack.fails else set())
+    if stack.inert and outcome.stderr == "":
+        return  # the broken part is not reached where the agent has nothing to do
+    warnings = [line for line in outcome.stderr.splitlines() if line.startswith("mlx_autobind.")]
+    assert warnings, outcome.stderr
+    assert len(set(warnings)) == len(warnings), outcome.stderr  # once for each place
+    assert all("goes on as if the agent were absent there" in line for line in warnings)
+
+
+def test_strict_raises(run: Run, checkpoint: Path, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, so that nothing of it can fail")
+    outcome = run(
+        program(FAULTY.format(fault=FAULTS["bind"])),
+        checkpoint,
+        agent="none",
+        env={"MLX_AUTOBIND_STRICT": "1"},
+    )
+    assert outcome.result["main"]["error"] == "RuntimeError: injected"
+
+
+LIBRARY_ERRORS = """
+    import json, sys, traceback
+    import mlx_lm
+    from asking import Asker
+    asker = Asker()
+    module = sys.modules["mlx_lm.generate"]
+    def sampler(logprobs):
+        raise LookupError("of the sampler")
+    found = []
+    loaded = asker.model, asker.tokenizer
+    for work in (
+        lambda: mlx_lm.generate(*loaded, "w3 w4", max_tokens=4, sampler=sampler),
+        lambda: list(mlx_lm.stream_generate(*loaded, "w3", max_tokens=4, sampler=sampler)),
+        lambda: mlx_lm.generate(None, None, None),
+        lambda: list(mlx_lm.stream_generate(object(), asker.tokenizer, "w3 w4", max_tokens=3)),
+    ):
+        try:
+            work()
+        except Exception as error:
+            frames = [
+                frame.name for frame in traceback.extract_tb(error.__traceback__)
+                if "mlx_autobind" not in frame.filename
+            ]
+            found.append([type(error).__name__, str(error), frames, error.__cause__ is None,
+                          error.__context__ is None])
+    print(json.dumps(found))
+"""
+
+
+def test_errors_of_the_library_pass_through(run: Run, checkpoint: Path) -> None:
+    without = run(program(LIBRARY_ERRORS), checkpoint, agent="none").clean()
+    assert len(without) == 4
+    assert run(program(LIBRARY_ERRORS), checkpoint, agent="import").clean() == without

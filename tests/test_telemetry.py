@@ -1,0 +1,154 @@
+"""Each record as a span, through the OpenTelemetry API alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlx_autobind
+from tests.conftest import Run
+from tests.harness import program
+from tests.stacks import Stack
+from tests.test_scenarios import Reference, wrong
+
+# Two pool threads at once, under a span of the application's, one with its context.
+IN_A_REQUEST = """
+    import contextvars, json, threading
+    from opentelemetry import trace
+    from asking import Asker, PROMPTS
+    asker = Asker()
+    tracer = trace.get_tracer("application")
+    with tracer.start_as_current_span("request") as request:
+        context = contextvars.copy_context()
+        threads = [
+            threading.Thread(
+                target=context.run, args=(asker.ask, "in context", PROMPTS[0]), name="in context"
+            ),
+            threading.Thread(target=asker.ask, args=("outside", PROMPTS[1]), name="outside"),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = request.get_span_context()
+    identifiers = {"span": f"0x{found.span_id:016x}", "trace": f"0x{found.trace_id:032x}"}
+    asker.steps["request"] = identifiers
+    asker.print()
+"""
+
+ATTRIBUTES = {
+    "thread.id",
+    "thread.name",
+    "code.function.name",
+    "mlx_autobind.kind",
+    "mlx_autobind.mode",
+    "mlx_autobind.device",
+    "mlx_autobind.stream.index",
+    "mlx_autobind.handles",
+    "mlx_autobind.late",
+    "mlx_autobind.mlx.version",
+    "mlx_autobind.mlx_lm.version",
+}
+
+
+def test_one_span_a_thread(run: Run, checkpoint: Path, reference: Reference, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, so that nothing is recorded")
+    outcome = run(program(IN_A_REQUEST), checkpoint, agent="import", sdk=True)
+    steps = outcome.clean()
+    request = steps.pop("request")
+    assert wrong(steps, reference) == {}
+    spans: dict[str, dict[str, Any]] = {
+        span["attributes"]["thread.name"]: span
+        for span in outcome.spans
+        if span["scope"] == "mlx_autobind"
+    }
+    assert set(spans) == {"in context", "outside"}
+    assert len([span for span in outcome.spans if span["scope"] == "mlx_autobind"]) == 2
+    records = {record["thread_name"]: record for record in outcome.records}
+    for name, span in spans.items():
+        record, attributes = records[name], span["attributes"]
+        assert span["name"] == "bind generation_stream"
+        assert span["kind"] == "SpanKind.INTERNAL"
+        assert span["status"] == {"status_code": "UNSET"}
+        assert span["scope_version"] == mlx_autobind.__version__
+        assert span["schema_url"] == "https://opentelemetry.io/schemas/1.44.0"
+        assert span["events"] == []
+        assert set(attributes) == ATTRIBUTES
+        assert attributes["thread.id"] == record["thread_id"]
+        assert attributes["code.function.name"] == "mlx_lm.generate.stream_generate"
+        assert attributes["mlx_autobind.stream.index"] == record["stream_index"]
+        assert "mlx_lm.generate.generation_stream: replaced" in attributes["mlx_autobind.handles"]
+        # No shorter than the rebind and no longer: not the generation.
+        assert record["duration_ns"] < 50e6
+    assert spans["in context"]["parent_id"] == request["span"]
+    assert spans["in context"]["context"]["trace_id"] == request["trace"]
+    assert spans["outside"]["parent_id"] is None
+
+
+def test_no_sdk_no_span_and_records_all_the_same(run: Run, checkpoint: Path, stack: Stack) -> None:
+    outcome = run(program(IN_A_REQUEST), checkpoint, agent="import")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.spans == []
+    assert len(outcome.records) == (0 if stack.inert else 2)
+
+
+HOSTILE = """
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    class Hostile(SpanProcessor):
+        def on_start(self, span, parent_context=None):
+            raise RuntimeError("exporter down")
+    provider = TracerProvider()
+    provider.add_span_processor(Hostile())
+    trace.set_tracer_provider(provider)
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    for at in range(3):
+        on_thread(asker.ask, f"worker {at}", PROMPTS[at])
+    asker.print()
+"""
+
+
+def test_a_span_processor_that_raises(
+    run: Run, checkpoint: Path, reference: Reference, stack: Stack
+) -> None:
+    outcome = run(program(HOSTILE), checkpoint, agent="import")
+    assert outcome.code == 0
+    assert wrong(outcome.result, reference) == {}
+    if not stack.inert:
+        assert outcome.stderr.count("mlx_autobind.telemetry.export failed") == 1  # not 3 times
+        assert len(outcome.records) == 3
+
+
+CANARY = """
+    import json
+    import mlx_lm, mlx_autobind
+    from asking import Asker, on_thread
+    asker = Asker()
+    on_thread(asker.ask, "step", "w77 w78 w79 canary")
+    print(json.dumps([repr(mlx_autobind.rebinds()), repr(mlx_autobind.status())]))
+"""
+
+
+def test_nothing_of_a_prompt_is_recorded(run: Run, checkpoint: Path) -> None:
+    outcome = run(program(CANARY), checkpoint, agent="import", sdk=True)
+    outcome.clean()
+    left = outcome.stdout + outcome.stderr + repr(outcome.records) + repr(outcome.spans)
+    assert "canary" not in left
+    assert "w77" not in left
+
+
+def test_the_ring_is_bounded(run: Run, checkpoint: Path, stack: Stack) -> None:
+    text = """
+        import json
+        import mlx_autobind
+        from asking import Asker, PROMPTS, on_thread
+        asker = Asker()
+        for at in range(5):
+            on_thread(asker.ask, f"{at}", PROMPTS[0], name=f"T{at}")
+        print(json.dumps([record.thread_name for record in mlx_autobind.rebinds()]))
+    """
+    env = {"MLX_AUTOBIND_RECORDS": "2"}
+    found = run(program(text), checkpoint, agent="import", env=env).clean()
+    assert found == ([] if stack.inert else ["T3", "T4"])
