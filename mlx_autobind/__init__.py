@@ -13,7 +13,6 @@ here to a span: this module's finder, `mlx_autobind.activation`, `mlx_autobind.p
 # never see MLX. It is one file on purpose, so that each start reads one file, and imports
 # nothing that such an interpreter has not loaded: wrapt and the OpenTelemetry API would
 # make `python -c pass` seven times as slow (tests/benchmarks/startup.py).
-import atexit
 import sys
 from os import environ
 
@@ -104,6 +103,8 @@ class TargetLoader:
         self._loader = loader
 
     def __getattr__(self, name: str) -> object:
+        if name == "_loader":  # of a copy that is being made: it has nothing yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
@@ -123,7 +124,8 @@ class TargetLoader:
             _activation("loaded", module)
 
 
-_finder = TargetFinder()
+# One for ever, also when this module is reloaded.
+_finder = globals().get("_finder") or TargetFinder()
 
 
 def install() -> None:
@@ -138,11 +140,7 @@ def install() -> None:
     if any(variable in environ for variable in VARIABLES):
         _finder.packages = PACKAGES | (_activation("read_settings") or PACKAGES)
     sys.meta_path.insert(0, _finder)
-    # Handlers run last in, first out: this early, ours runs after the program's own,
-    # which may well use MLX.
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
-    if any(name.partition(".")[0] in _finder.packages for name in sys.modules):
+    if not _finder.packages.isdisjoint(list(sys.modules)):
         _activation("patch_imported")
 
 
@@ -153,10 +151,10 @@ def uninstall() -> None:
     others laid over our wrappers goes on working. A thread that was bound keeps its
     stream and is still cleaned up when it ends. Not to be called on two threads at once.
     """
-    if _finder not in sys.meta_path:
-        return
-    sys.meta_path.remove(_finder)
-    if "mlx_autobind.activation" in sys.modules:
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    # `bind_generation_streams` replaces handles even where the agent is not installed.
+    if "mlx_autobind.patching" in sys.modules:
         _activation("undo")
 
 
@@ -167,16 +165,13 @@ def _activation(action: str, *arguments: object) -> "Any":
 
         return getattr(activation, action)(*arguments)
     except Exception as error:  # noqa: BLE001 - the seam, see shield.py
-        from mlx_autobind.shield import report
-
+        try:
+            from mlx_autobind.shield import report
+        except ImportError:  # the package was removed or replaced while the program runs
+            sys.stderr.write(f"mlx_autobind is not active: {error}\n")
+            return None
         report(f"mlx_autobind.activation.{action}", error)
         return None
-
-
-def _at_exit() -> None:
-    binding = sys.modules.get("mlx_autobind.binding")
-    if binding is not None:
-        binding.clear_main_thread()
 
 
 def __getattr__(name: str) -> object:

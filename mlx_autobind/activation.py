@@ -17,6 +17,8 @@ from mlx_autobind.shield import shielded
 
 ROWS = targets.table(settings.current().modules)
 
+_unfinished: list[ModuleType] = []
+
 
 def loaded(module: ModuleType) -> None:
     """Have wrapt run the post-import hook of `module`, if it is a target.
@@ -25,8 +27,17 @@ def loaded(module: ModuleType) -> None:
     earlier, it would be left to wrapt's finder, which can deadlock (see `TargetFinder`)
     and does not see ``importlib.reload``.
     """
+    finish()
     if module.__name__ in ROWS:
         wrapt.register_post_import_hook(imported, module.__name__)
+
+
+def finish() -> None:
+    """Patch the modules that were half-way through their import when it was their turn."""
+    for module in list(_unfinished):
+        if not getattr(module.__spec__, "_initializing", False):
+            _unfinished.remove(module)
+            _patch(module, late=True)
 
 
 def imported(module: ModuleType) -> None:
@@ -49,14 +60,20 @@ def read_settings() -> frozenset[str]:
 def patch_imported() -> None:
     """Patch what had been imported before the agent was installed."""
     for name in ROWS:
-        if name in sys.modules:
+        # What stands there may be None, or a stand-in of a test's.
+        if isinstance(sys.modules.get(name), ModuleType):
             _patch_late(name)
 
 
 @shielded
 def _patch_late(name: str) -> None:
     # Waits for a module that another thread is still importing.
-    _patch(importlib.import_module(name), late=True)
+    module = importlib.import_module(name)
+    if getattr(module.__spec__, "_initializing", False):
+        # This thread is importing it: the module imports the agent itself.
+        _unfinished.append(module)
+    else:
+        _patch(module, late=True)
 
 
 @shielded

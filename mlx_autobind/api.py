@@ -105,16 +105,16 @@ def bind_generation_streams(
     """
     import mlx.core as mx
 
-    from mlx_autobind import binding, handles
+    from mlx_autobind import binding
+    from mlx_autobind.handles import HANDLES
+    from mlx_autobind.patching import PATCHES
 
-    for name in module_names:
+    for name in (module_names,) if isinstance(module_names, str) else module_names:
         try:
             module = importlib.import_module(name)
         except ImportError:
             continue
-        if binding.BINDS_STREAMS:
-            row = targets.table().get(name) or targets.Target(name)
-            handles.HANDLES.replace(module, row.handles, late=False)
-    if binding.BINDS_STREAMS and not binding.THREAD.bound:
+        PATCHES.replace_handles(module, targets.table().get(name) or targets.Target(name))
+    if binding.BINDS_STREAMS and binding.THREAD.bound is None:
         binding.bind("mlx_autobind.bind_generation_streams", late=False)
-    return mx.default_stream(next(iter(handles.HANDLES.devices.values()), mx.default_device()))
+    return mx.default_stream(next(iter(HANDLES.devices.values()), mx.default_device()))

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind import records
+from mlx_autobind import records, shield, targets
 from mlx_autobind.handles import (
     HANDLES,
     StreamHandle,
@@ -29,7 +29,8 @@ from mlx_autobind.shield import report, shielded
 
 logger = logging.getLogger("mlx_autobind")
 
-_STREAM_REBIND_LOCK = threading.Lock()
+# Re-entrant, for a signal handler that generates in the middle of a bind.
+_STREAM_REBIND_LOCK = threading.RLock()
 
 # Set where this mlx binds streams to threads. It came with 0.31.2, as did the streams
 # that belong to one thread; before that any thread could use any stream.
@@ -40,19 +41,27 @@ class ThreadState(threading.local):
     """What the agent knows of the calling thread. Nothing is keyed by identifier.
 
     Attributes:
-        bound: True once the thread has its stream.
-        exit: what cleans up when the thread ends.
+        bound: None until the thread has its stream, then an object that no other thread
+            has, so that a generator can tell that another thread steps it.
+        identity: that object.
+        streams: the thread's streams by device name, once it is bound.
         chosen: default streams that the program itself set, by device name.
+        exit: what cleans up when the thread ends.
     """
 
-    bound = False
+    bound: object | None = None
     exit: "ThreadExit | None" = None
 
     def __init__(self) -> None:
+        self.identity = object()
+        self.streams: dict[str, Any] = {}
         self.chosen: dict[str, Any] = {}
 
 
 THREAD = ThreadState()
+
+
+_NO_HANDLES = {targets.HANDLE: StreamHandle(mx.default_device().type, 0)}
 
 
 class Site:
@@ -61,7 +70,7 @@ class Site:
     Attributes:
         name: fully qualified, such as ``mlx_lm.generate.generate``.
         namespace: the globals of its module.
-        handle: the name of the handle in there; None if it has none.
+        handle: the name of the handle in there.
         late: True if the module had been imported before the agent was installed.
         active: False once the agent is uninstalled; a wrapper that could not be removed
             (another agent's closure holds it) then passes calls straight through.
@@ -73,8 +82,9 @@ class Site:
         self, name: str, namespace: dict[str, Any], handle: str | None, late: bool
     ) -> None:
         self.name = name
-        self.namespace = namespace
-        self.handle = handle
+        # Wrappers look there at each step; where there is no handle, at one that stays.
+        self.namespace = namespace if handle is not None else _NO_HANDLES
+        self.handle = handle or targets.HANDLE
         self.late = late
         self.active = True
 
@@ -83,19 +93,22 @@ class ThreadExit:
     """Clears the streams of its thread as that thread ends.
 
     Held by a ``threading.local``, it is finalised by the dying thread itself, while that
-    still may take the GIL. mlx's own clean-up runs later, in C++, and aborts the process
-    if the interpreter is finalising by then ("terminate called without an active
-    exception", exit code 134; mlx 0.32.4).
+    still may take the GIL. mlx's own clean-up runs later, in C++. It wants the GIL as
+    well, for the Python objects in the thread's compile cache and random state, and if
+    the interpreter is finalising or gone by then, it aborts the process or reads freed
+    memory (exit codes 134 and 139; mlx 0.32.4). The main thread's locals go when its
+    modules have gone, so that what the program does at exit still has its streams.
 
     One per thread: to replace it would run it, and clear the stream just made.
     """
 
-    __slots__ = ("_clear", "_get_ident", "_thread_id")
+    __slots__ = ("_clear", "_get_ident", "_report", "_thread_id")
 
     def __init__(self, clear: Callable[[], None]) -> None:
         # Held here, since module globals may be gone when a finaliser runs.
         self._clear = clear
         self._get_ident = threading.get_ident
+        self._report = report
         self._thread_id = threading.get_ident()
 
     def disarm(self) -> None:
@@ -108,23 +121,7 @@ class ThreadExit:
             try:
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
-                report("mlx_autobind.binding.ThreadExit", error)
-
-
-@shielded
-def clear_main_thread() -> None:
-    """Do for the main thread what `ThreadExit` does for the others. Runs at exit.
-
-    mlx takes an entry out of a thread's compile cache when the compiled function dies,
-    but only of the thread that called it last. What is left in the main thread's cache
-    is destroyed after the interpreter, and wants the GIL: exit code 139 (mlx 0.32.4).
-    """
-    if not THREAD.bound:
-        return
-    _clear_streams()
-    # For handlers that run after this one and use MLX.
-    for device in HANDLES.devices.values():
-        _set_default_stream(_new_stream(device))
+                self._report("mlx_autobind.binding.ThreadExit", error)
 
 
 def _no_clear() -> None:
@@ -153,7 +150,7 @@ def bind(entry_point: str, *, late: bool) -> None:
                 stream = _new_stream(device)
                 _set_default_stream(stream)
             streams[name] = stream
-        THREAD.bound = True
+        THREAD.streams, THREAD.bound = streams, THREAD.identity
     clear_at_exit()
     duration_ns = stopwatch.elapsed_ns()
     for name, stream in streams.items():
@@ -169,12 +166,10 @@ def bind(entry_point: str, *, late: bool) -> None:
         )
 
 
+@shielded
 def clear_at_exit() -> None:
-    """Have the calling thread's streams cleared as it ends.
-
-    The main thread's locals are finalised too late for that; see `clear_main_thread`.
-    """
-    if THREAD.exit is None and threading.current_thread() is not threading.main_thread():
+    """Have the calling thread's streams cleared as it ends."""
+    if THREAD.exit is None:
         THREAD.exit = ThreadExit(_clear_streams)
 
 
@@ -196,10 +191,80 @@ def enter(site: Site) -> None:
     """
     if not site.active:
         return
-    if site.handle is not None:
-        restore(site.namespace, site.handle, site.name, late=site.late)
-    if not THREAD.bound:
+    if _forked:
+        _warn_of_fork(site)
+    restore(site.namespace, site.handle, site.name, late=site.late)
+    if THREAD.bound is None:
         bind(site.name, late=site.late)
+
+
+# True in a child that was forked after the agent was activated.
+_forked = False
+
+
+def _warn_of_fork(site: Site) -> None:
+    global _forked
+    _forked = False
+    logger.warning(
+        "%s was called in a forked child: mlx does not survive a fork and may hang here. "
+        'Start processes with multiprocessing.set_start_method("spawn") or subprocess.',
+        site.name,
+    )
+
+
+@shielded
+def hop(site: Site) -> None:
+    """Record that the calling thread steps a generator that another one stepped before."""
+    stopwatch = Stopwatch()
+    for name, stream in THREAD.streams.items():
+        records.emit(
+            "hop",
+            site.name,
+            (),
+            stopwatch,
+            stopwatch.elapsed_ns(),
+            device=name,
+            stream_index=stream_index(stream),
+            late=site.late,
+        )
+
+
+class InStream:
+    """The context of a handle: empty, since the thread is on that stream anyway.
+
+    mlx's own context must be left by the thread that entered it. mlx-lm 0.32 keeps one
+    open across the yields of a generator; left or collected on another thread it prints
+    "Destroyed in a different thread" and leaves the first thread on a wrong stream.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_exception: object) -> None:
+        pass
+
+
+_IN_STREAM = InStream()
+
+
+def stream(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return ``mx.stream`` whose context is empty for a handle of the default device."""
+
+    @functools.wraps(original)
+    def wrapper(s: Any) -> Any:
+        if s.__class__ is StreamHandle:
+            if THREAD.bound is None:
+                _bind_user_of_handle("mlx.core.stream")
+            if s == mx.default_device():
+                return _IN_STREAM
+        return original(s)
+
+    return wrapper
+
+
+@shielded
+def _bind_user_of_handle(entry_point: str) -> None:
+    bind(entry_point, late=False)
 
 
 def set_default_stream(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -208,8 +273,8 @@ def set_default_stream(original: Callable[[Any], None]) -> Callable[[Any], None]
     @functools.wraps(original)
     def wrapper(stream: Any) -> None:
         if isinstance(stream, StreamHandle):
-            if not THREAD.bound:
-                bind("mlx.core.set_default_stream", late=False)
+            if THREAD.bound is None:
+                _bind_user_of_handle("mlx.core.set_default_stream")
             return
         original(stream)
         _choose(stream)
@@ -223,7 +288,7 @@ def _choose(stream: Any) -> None:
     if name not in THREAD.chosen or THREAD.chosen[name] != stream:
         THREAD.chosen[name] = stream
         # Bound again at the next entry, which finds out whether the stream is usable.
-        THREAD.bound = False
+        THREAD.bound = None
 
 
 def clear_streams(original: Callable[[], None]) -> Callable[[], None]:
@@ -232,7 +297,7 @@ def clear_streams(original: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(original)
     def wrapper() -> None:
         original()
-        THREAD.bound = False
+        THREAD.bound = None
         THREAD.chosen.clear()
 
     return wrapper
@@ -242,18 +307,22 @@ def clear_streams(original: Callable[[], None]) -> Callable[[], None]:
 CORE_WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "clear_streams": clear_streams,
     "set_default_stream": set_default_stream,
+    "stream": stream,
 }
 
 
 def _after_fork_in_child() -> None:
     """Start over: the lock may have been held, and no stream outlives a fork."""
-    global _STREAM_REBIND_LOCK
-    _STREAM_REBIND_LOCK = threading.Lock()
+    global _STREAM_REBIND_LOCK, _forked
+    _STREAM_REBIND_LOCK = threading.RLock()
+    shield.after_fork_in_child()
     if THREAD.exit is not None:
         THREAD.exit.disarm()
         THREAD.exit = None
-    THREAD.bound = False
+    THREAD.bound = None
+    THREAD.streams = {}
     THREAD.chosen.clear()
+    _forked = True
 
 
 if hasattr(os, "register_at_fork"):

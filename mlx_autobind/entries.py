@@ -1,51 +1,175 @@
 """Wrapped entry points: calls bind the thread that calls, generators the thread that steps."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, cast
 
+import mlx.core as mx
 import wrapt
+from mlx.nn.layers.base import Module
 
-from mlx_autobind.binding import THREAD, Site, enter
+from mlx_autobind import targets
+from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
+from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop
+from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
+from mlx_autobind.shield import shielded
 
 # By this attribute a wrapper of ours is known, also through what lies on top of it.
 SITE = "_mlx_autobind_site"
-
 
 if TYPE_CHECKING:
     _Proxy = wrapt.ObjectProxy[Callable[..., Any]]
 else:
     _Proxy = wrapt.ObjectProxy
 
+Function = Callable[..., Any]
 
-def wrap_call(function: Callable[..., Any], site: Site) -> Callable[..., Any]:
+
+def wrap(function: Function, site: Site, kind: str) -> Function:
+    """Return `function` wrapped as an entry point of `kind`.
+
+    What the function is counts more than what the table says: a release may turn a
+    generator function into a plain one, or the other way round.
+    """
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_flags & inspect.CO_GENERATOR:
+        return GeneratorEntry(function, site)
+    if kind == targets.PRODUCER:
+        wrapper = wrap_producer(function, site)
+    else:
+        wrapper = wrap_call(function, site, hands_back=kind == targets.BATCH)
+    setattr(wrapper, SITE, site)
+    # inspect.getfullargspec does not follow __wrapped__, and programs ask it which
+    # arguments they may pass.
+    wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Function:
     """Return `function` with the calling thread bound first.
 
     A plain function rather than a ``wrapt.FunctionWrapper``: it is pickled by its name
     and is a method where `function` was one, at 40 % of the cost.
+
+    Args:
+        function: a function or method.
+        site: what it is.
+        hands_back: realise the prompt caches in its result.
     """
-    thread, namespace, handle = THREAD, site.namespace, site.handle
+    thread, namespace, handle, lazy = THREAD, site.namespace, site.handle, LAZY_MODELS.pending
 
-    if handle is None:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if thread.bound is None or namespace.get(handle).__class__ is not StreamHandle:
+            enter(site)
+        if lazy:
+            LAZY_MODELS.bring((*args, *kwargs.values()))
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            explain(error, site.name, (*args, *kwargs.values()), late=site.late)
+            raise
+        if hands_back and result:
+            _realise_caches(result)
+        return result
 
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not thread.bound:
-                enter(site)
-            return function(*args, **kwargs)
-
-    else:
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not thread.bound or namespace[handle].__class__ is not StreamHandle:
-                enter(site)
-            return function(*args, **kwargs)
-
-    setattr(wrapper, SITE, site)
     return wrapper
+
+
+def wrap_producer(function: Function, site: Site) -> Function:
+    """Return `function` with the arrays that it hands back realised by the calling thread.
+
+    Weights that were asked for lazily stay lazy, and are remembered.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        # A thread that loads leaves a random state behind, as one that imports does.
+        clear_at_exit()
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            explain(error, site.name, (*args, *kwargs.values()), late=site.late)
+            raise
+        if site.active:
+            _realise_produce(function, args, kwargs, result)
+        return result
+
+    return wrapper
+
+
+@shielded
+def _realise_produce(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    models = [each for each in _members(result) if isinstance(each, Module)]
+    if not bound.get("lazy") and not any(model in args for model in models):
+        realise(result)
+        LAZY_MODELS.drop(models)
+        return
+    # Adapters go into a model that may itself have been left lazy.
+    lazy = bool(bound.get("lazy")) or any(LAZY_MODELS.holds(model) for model in models)
+    realise(result, private_only=lazy)
+    for model in models if bound.get("lazy") else ():
+
+        def again(at: int = models.index(model)) -> dict[str, mx.array]:
+            produced = _members(function(*args, **kwargs))
+            return dict(weights_of([each for each in produced if isinstance(each, Module)][at]))
+
+        LAZY_MODELS.add(model, again)
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+@shielded
+def _realise_caches(result: Any) -> None:
+    """Realise the prompt caches that a batch hands back.
+
+    Most steps finish nothing, so that what is looked at is one attribute a response.
+    """
+    if isinstance(result, dict):
+        realise(result)
+    elif isinstance(result, (list, tuple)):
+        for each in result:
+            _realise_caches(each)
+    else:
+        for name in ("prompt_cache", "caches"):
+            cache = getattr(result, name, None)
+            if cache is not None and not callable(cache):
+                realise(cache)
+
+
+def wrap_load_weights(function: Function) -> Function:
+    """Return ``nn.Module.load_weights`` with the private arrays of the module realised.
+
+    For models that are built without a producer. Their weights stay lazy, since a program
+    may well quantise them before it evaluates them; from a file they can be loaded again.
+    """
+
+    @functools.wraps(function)
+    def wrapper(self: Module, file_or_weights: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(self, file_or_weights, *args, **kwargs)
+        realise(self, private_only=True)
+        if isinstance(file_or_weights, str):
+            _remember_file(self, file_or_weights)
+        return result
+
+    return wrapper
+
+
+@shielded
+def _remember_file(model: Module, file: str) -> None:
+    def again() -> dict[str, mx.array]:
+        weights: Any = mx.load(file)
+        return dict(weights)
+
+    LAZY_MODELS.add(model, again)
 
 
 class GeneratorEntry(_Proxy):
@@ -55,7 +179,7 @@ class GeneratorEntry(_Proxy):
     while wrong arguments still fail at the call, as they do without the agent.
     """
 
-    def __init__(self, function: Callable[..., Any], site: Site) -> None:
+    def __init__(self, function: Function, site: Site) -> None:
         super().__init__(function)
         self._self_site = site
 
@@ -72,7 +196,12 @@ class GeneratorEntry(_Proxy):
             # Another agent's wrapper made something else of it. What that steps in the
             # end is an entry point as well.
             return inner
-        outer = cast("types.GeneratorType[Any, Any, Any]", step(inner, self._self_site))
+        # No arrays: the library lets go of a long prompt as it works through it.
+        held = tuple(each for each in (*args, *kwargs.values()) if not isinstance(each, mx.array))
+        outer = cast(
+            "types.GeneratorType[Any, Any, Any]",
+            step(inner, self._self_site, held, kwargs.get("prompt_cache")),
+        )
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer
@@ -92,33 +221,66 @@ class GeneratorEntry(_Proxy):
         return self.__reduce__()
 
 
-def step(inner: "types.GeneratorType[Any, Any, Any]", site: Site) -> Generator[Any, Any, Any]:
+_NOT_STEPPED = object()
+
+
+def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
+    """Bind the thread that is about to step a generator; return what tells it apart."""
+    enter(site)
+    now = THREAD.bound
+    if last is _NOT_STEPPED:
+        if LAZY_MODELS.pending:
+            LAZY_MODELS.bring(held)
+    elif now is not last:
+        hop(site)
+    return now
+
+
+def step(
+    inner: "types.GeneratorType[Any, Any, Any]",
+    site: Site,
+    held: tuple[Any, ...] = (),
+    prompt_cache: Any = None,
+) -> Generator[Any, Any, Any]:
     """Yield what `inner` yields, binding the thread that takes each step.
 
     Keeps no item, no lock and no context across a yield. ``send``, ``throw`` and
     ``close`` reach `inner` as they would without the agent.
+
+    Args:
+        inner: the library's generator.
+        site: the entry point that made it.
+        held: its arguments, without arrays.
+        prompt_cache: the cache that it leaves behind, which is realised at its end by
+            the thread that took the last step.
     """
     thread, namespace, handle = THREAD, site.namespace, site.handle
     send, throw = inner.send, inner.throw
     resume: Callable[[Any], Any] = send
     value: Any = None
+    last: object = _NOT_STEPPED
     while True:
-        if not thread.bound or (
-            handle is not None and namespace[handle].__class__ is not StreamHandle
-        ):
-            enter(site)
+        if thread.bound is not last or namespace.get(handle).__class__ is not StreamHandle:
+            last = _enter_step(site, last, held)
         try:
             # In one expression: a local would keep each item until the next step.
             value = yield resume(value)
-        except GeneratorExit:
-            inner.close()
-            raise
         except BaseException as error:
             value = None
+            mine = thread.bound is last
             if inner.gi_frame is None:  # `inner` has ended: it returned or raised this
+                if prompt_cache is not None and mine:
+                    realise(prompt_cache)
                 if isinstance(error, StopIteration):
                     return error.value
+                if isinstance(error, RuntimeError):
+                    explain(error, site.name, held, late=site.late)
                 raise
             resume, value = throw, error
+            if isinstance(error, GeneratorExit):
+                # Closed or collected, perhaps on another thread, which is not bound for
+                # that; the cache is the last stepper's to realise.
+                last = thread.bound
+                prompt_cache = prompt_cache if mine else None
         else:
             resume = send

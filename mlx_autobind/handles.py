@@ -14,6 +14,7 @@ import contextlib
 import functools
 import gc
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class StreamHandle(mx.Device):
         original: the stream that it replaced.
     """
 
-    original: Any
+    original: Any = None
 
     @property
     def device(self) -> mx.Device:
@@ -88,21 +89,20 @@ class Place(NamedTuple):
 
 def module_places(module: types.ModuleType, value: object) -> Iterator[Place]:
     """Yield where `module` holds `value`: attributes, default arguments, class attributes."""
-    for name, member in list(vars(module).items()):
+    namespace = namespace_of(module)
+    own = namespace.get("__name__")
+    for name, member in list(namespace.items()):
         if member is value:
-            # Past the module's own __setattr__, which may be ours (see `watch`).
-            write = functools.partial(operator.setitem, vars(module), name)
-            yield Place(f"{module.__name__}.{name}", write)
-        elif getattr(member, "__module__", None) != module.__name__:
-            continue
-        elif isinstance(member, types.FunctionType):
+            # Past the module's own __setattr__, which may be ours (see `_watching`).
+            yield Place(f"{own}.{name}", functools.partial(operator.setitem, namespace, name))
+        elif type(member) is types.FunctionType:
             yield from default_places(member, value)
-        elif isinstance(member, type):
+        elif isinstance(member, type) and member.__module__ == own:
             for attribute, inner in list(vars(member).items()):
                 if inner is value:
-                    where = f"{module.__name__}.{member.__qualname__}.{attribute}"
+                    where = f"{own}.{member.__qualname__}.{attribute}"
                     yield Place(where, functools.partial(setattr, member, attribute))
-                elif isinstance(inner, types.FunctionType):
+                elif type(inner) is types.FunctionType:
                     yield from default_places(inner, value)
 
 
@@ -132,29 +132,43 @@ def _write_default(function: types.FunctionType, at: int, value: object) -> None
 def heap_places(value: object) -> Iterator[Place]:
     """Yield where anything in the process holds `value`.
 
-    For what was copied before the agent came: names in any module, ``self._stream``,
-    default arguments, closures. It walks the whole heap (50 ms for 500,000 objects), so
-    it is used for late activation and undo alone.
+    For what was copied before the agent came: names in any module, default arguments,
+    ``self._stream``, closures. It walks all modules and the whole heap (50 ms for 500,000
+    objects), so it is used for late activation and undo alone.
     """
-    for function in gc.get_objects():
-        # A tuple of untracked objects is untracked, so a default argument does not show
-        # up among the referrers of its value.
-        if type(function) is types.FunctionType:
-            yield from default_places(function, value)
+    # Besides the heap, since a tuple of untracked objects is not among the referrers of
+    # what it holds, and what `gc.freeze` has frozen is among nobody's.
+    for module in list(sys.modules.values()):
+        with contextlib.suppress(Exception):
+            yield from module_places(module, value)
+    # No list of all objects: it would keep generators alive, and end them on this thread.
     for holder in gc.get_referrers(value):
-        if type(holder) is dict:
+        kind = type(holder)
+        if kind is dict:
             yield from _dict_places(holder, value)
-        elif type(holder) is list:
+        elif kind is list:
             for at, item in enumerate(holder):
                 if item is value:
                     yield Place("a list", functools.partial(operator.setitem, holder, at))
-        elif type(holder) is types.CellType:
+        elif kind is types.CellType:
             yield Place("a closure", functools.partial(setattr, holder, "cell_contents"))
-        elif not isinstance(holder, (type, types.FrameType, types.ModuleType, StreamHandle)):
+        elif kind not in _NO_HOLDERS and not issubclass(kind, (type, StreamHandle)):
             # Since Python 3.11 an instance can hold its attributes without a dict.
             with contextlib.suppress(AttributeError, TypeError):
                 attributes = object.__getattribute__(holder, "__dict__")
                 yield from _dict_places(attributes, value)
+
+
+_NO_HOLDERS = (types.FrameType, types.GeneratorType, types.ModuleType)
+
+
+def namespace_of(module: types.ModuleType) -> dict[str, Any]:
+    """Return the dict of `module`, past a ``__dict__`` of its class's own (lazy modules)."""
+    namespace: dict[str, Any] = _MODULE_DICT.__get__(module)
+    return namespace
+
+
+_MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
 
 
 def _dict_places(holder: dict[Any, Any], value: object) -> Iterator[Place]:
@@ -167,7 +181,7 @@ def _dict_places(holder: dict[Any, Any], value: object) -> Iterator[Place]:
             write: Callable[[Any], None] = functools.partial(setattr, owner, key)
             yield Place(f"{owner.__module__}.{owner.__qualname__}.{key}", write)
         else:
-            where = f"{holder['__name__']}.{key}" if "__spec__" in holder else f"an attribute {key}"
+            where = f"{holder['__name__']}.{key}" if "__spec__" in holder else "an attribute"
             yield Place(where, functools.partial(operator.setitem, holder, key))
 
 
@@ -200,11 +214,13 @@ class Handles:
 
     def replace(self, module: types.ModuleType, names: tuple[str, ...], *, late: bool) -> None:
         """Replace the handles of `module`, and whatever was copied from them if `late`."""
-        held = [name for name in names if name in vars(module)]
+        held = [name for name in names if name in namespace_of(module)]
         for name in held:
-            value = vars(module)[name]
+            value = namespace_of(module)[name]
             if isinstance(value, StreamHandle):
-                self._add(value, [HandleChange(f"{module.__name__}.{name}", "copied")])
+                where = f"{module.__name__}.{name}"
+                if all(change.where != where for change in self.changes):
+                    self._add(value, [HandleChange(where, "copied")])
             elif is_stream(value):
                 places = heap_places(value) if late else module_places(module, value)
                 self.put(value, list(places), "replaced")
@@ -213,14 +229,18 @@ class Handles:
             self._watched = (*self._watched, module)
 
     def put(self, value: Any, places: list[Place], action: Action) -> None:
-        """Write one handle that stands for `value`, a stream or a device, to `places`."""
+        """Write the handle that stands for `value`, a stream or a device, to `places`."""
         device = device_of(value)
         handle = StreamHandle(device.type, device_index(device))
-        for place in places:
-            place.write(handle)
+        if action != "replaced":
+            # A drift: one handle for each device is enough, however often it happens.
+            name = device_name(device)
+            handle = next((h for h in self._handles if device_name(h) == name), handle)
+        written = [place for place in places if _write(place, handle)]
         # Only now: a search of the heap for `value` must not find this reference.
-        handle.original = value
-        self._add(handle, [HandleChange(place.where, action) for place in places])
+        if handle.original is None:
+            handle.original = value
+        self._add(handle, [HandleChange(place.where, action) for place in written])
 
     def _add(self, handle: StreamHandle, changes: list[HandleChange]) -> None:
         if not any(known is handle for known in self._handles):
@@ -235,8 +255,15 @@ class Handles:
                 module.__class__ = vars(type(module))[WATCHED]
         for handle in self._handles:
             for place in list(heap_places(handle)):
-                place.write(handle.original)
+                _write(place, handle.original)
         self.changes, self.devices, self._handles, self._watched = (), {}, (), ()
+
+
+@shielded
+def _write(place: Place, value: Any) -> bool:
+    """Write `value` to `place`; a class of the program's may refuse, which is its right."""
+    place.write(value)
+    return True
 
 
 HANDLES = Handles()

@@ -4,6 +4,7 @@ Imported by the first post-import hook that fires, once ``mlx.core`` is there.
 """
 
 import contextlib
+import os
 import sys
 import threading
 import types
@@ -13,20 +14,30 @@ from typing import Any, cast
 
 import mlx.core as mx
 import wrapt
+from mlx.nn.layers.base import Module
 
 from mlx_autobind import binding, records, targets, telemetry
+from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
-from mlx_autobind.entries import SITE, GeneratorEntry, wrap_call
-from mlx_autobind.handles import HANDLES
+from mlx_autobind.entries import SITE, wrap, wrap_load_weights
+from mlx_autobind.handles import HANDLES, namespace_of
 from mlx_autobind.shield import shielded
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One wrapper of ours, and where it was put."""
+    """One wrapper of ours, and where it was put.
 
-    owner: types.ModuleType
-    path: str
+    Attributes:
+        owner: the module or class.
+        name: the name in there.
+        wrapper: what stands there now.
+        original: what stood there before.
+        site: the entry point that it is; None for a function of mlx itself.
+    """
+
+    owner: Any
+    name: str
     wrapper: Any
     original: Any
     site: Site | None
@@ -44,12 +55,17 @@ class Patches:
         self.inert: str | None = None
         self.late: tuple[str, ...] = ()
         self._patches: list[Patch] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork_in_child)
         # Two modules can be imported on two threads at once. Nothing is imported under
         # this lock either.
         self._lock = threading.Lock()
         if not binding.BINDS_STREAMS:
             version = records.versions().mlx
             self.inert = f"mlx {version} lets any thread use any stream: nothing to bind"
+
+    def _after_fork_in_child(self) -> None:
+        self._lock = threading.Lock()
 
     def entry_points(self) -> tuple[str, ...]:
         """Return the fully qualified names of what is wrapped, in the order of wrapping."""
@@ -59,88 +75,112 @@ class Patches:
         """Replace the handles of `module` and wrap its entry points. Idempotent."""
         if self.inert is not None:
             return
-        telemetry.start()
         # Importing a library leaves random state behind in the importing thread, which
         # mlx destroys as it destroys streams: too late, with the GIL.
         binding.clear_at_exit()
         with self._lock:
+            self._replace_handles(module, target, late)
             if late and module.__name__ not in self.late:
                 self.late = (*self.late, module.__name__)
-            self._wrap_core()
-            HANDLES.replace(module, target.handles, late=late)
-            handle = next((name for name in target.handles if name in vars(module)), None)
+            held = namespace_of(module)
+            handle = next((name for name in target.handles if name in held), None)
             for entry in target.entries:
                 self._wrap_entry(module, entry, handle, late)
+
+    def replace_handles(self, module: types.ModuleType, target: targets.Target) -> None:
+        """Replace the handles of `module` and wrap none of its entry points. Idempotent."""
+        if self.inert is None:
+            with self._lock:
+                self._replace_handles(module, target, late=False)
+
+    def _replace_handles(
+        self, module: types.ModuleType, target: targets.Target, late: bool
+    ) -> None:
+        telemetry.start()
+        if not any(patch.owner is mx for patch in self._patches):
+            for name, factory in binding.CORE_WRAPPERS.items():
+                self._wrap_function(mx, name, factory)
+            self._wrap_function(Module, "load_weights", wrap_load_weights)
+        HANDLES.replace(module, target.handles, late=late)
 
     @shielded
     def _wrap_entry(
         self, module: types.ModuleType, entry: targets.Entry, handle: str | None, late: bool
     ) -> None:
-        function = _find(module, entry.path)
-        if function is None or hasattr(function, SITE):
+        class_name, _, name = entry.path.rpartition(".")
+        # Through the dict: the package of mlx-vlm 0.7 has a __getattr__ that forwards to
+        # its submodules, and a class may inherit what another row of the table wraps.
+        owner = namespace_of(module).get(class_name) if class_name else module
+        function = None if owner is None else vars(owner).get(name)
+        if function is None:
             return
-        site = Site(f"{module.__name__}.{entry.path}", vars(module), handle, late)
-        # What the function is, not what the table says: a release may turn one into the other.
-        generator = getattr(function, "__code__", _no_code.__code__).co_flags & CO_GENERATOR
-        wrap = GeneratorEntry if generator else wrap_call
-        wrapper = _wrap(module, entry.path, wrap, site)
-        self._patches.append(Patch(module, entry.path, wrapper, function, site))
+        site = _site_of(function)
+        if site is not None:
+            # Ours already. It may have been uninstalled under a closure of somebody else's.
+            if not site.active:
+                site.active = True
+                self._patches.append(Patch(owner, name, function, function, site))
+            return
+        site = Site(f"{module.__name__}.{entry.path}", namespace_of(module), handle, late)
+        wrapper = _put(owner, name, wrap, site, entry.kind)
+        self._patches.append(Patch(owner, name, wrapper, function, site))
         if late:
-            _replace_names(function, wrapper)
-
-    def _wrap_core(self) -> None:
-        if any(patch.owner is mx for patch in self._patches):
-            return
-        for name, wrap in binding.CORE_WRAPPERS.items():
-            if hasattr(mx, name):
-                self._wrap_core_function(name, wrap)
+            _replace_names({id(function): (function, wrapper)})
 
     @shielded
-    def _wrap_core_function(self, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = getattr(mx, name)
-        wrapper = _wrap(mx, name, wrap)
-        self._patches.append(Patch(mx, name, wrapper, original, None))
+    def _wrap_function(self, owner: Any, name: str, factory: Callable[[Any], Any]) -> None:
+        original = vars(owner).get(name)
+        if original is None:
+            return
+        wrapper = _put(owner, name, factory)
+        self._patches.append(Patch(owner, name, wrapper, original, None))
+        # `from mlx.core import *` may have come before the library, whenever we came.
+        if owner is mx:
+            _replace_names({id(original): (original, wrapper)})
 
     def undo(self) -> None:
         """Take out every wrapper and every handle, wherever they were copied to."""
         with self._lock:
             for patch in reversed(self._patches):
                 _unwrap(patch)
+            _replace_names(
+                {id(patch.wrapper): (patch.wrapper, patch.original) for patch in self._patches}
+            )
             self._patches.clear()
             self.late = ()
             HANDLES.undo()
+            LAZY_MODELS.clear()
 
 
-# wrapt's own types ask for a proxy; it takes and removes any wrapper that has __wrapped__.
-def _wrap(owner: types.ModuleType, path: str, wrap: Callable[..., Any], *arguments: Any) -> Any:
-    return wrapt.wrap_object(owner, path, cast("Any", wrap), arguments)
+def _put(owner: Any, name: str, factory: Callable[..., Any], *rest: Any) -> Any:
+    # wrapt's types ask for a proxy; it takes, and removes, anything with a __wrapped__.
+    return wrapt.wrap_object(owner, name, cast("Any", factory), rest)
 
 
-CO_GENERATOR = 0x20  # of `inspect`, which costs 5 ms to import
-
-
-def _no_code() -> None:
-    """Something whose code is no generator's."""
-
-
-def _find(module: types.ModuleType, path: str) -> Any:
-    # Through vars(): the package of mlx-vlm 0.7 has a __getattr__ that forwards to its
-    # submodules, and a class may inherit what another row of the table wraps.
-    found: Any = module
-    for name in path.split("."):
-        found = vars(found).get(name)
-        if found is None:
+def _site_of(function: Any) -> Site | None:
+    """Return the site of our wrapper in or under `function`."""
+    for _ in range(MAX_DEPTH):
+        site = getattr(function, SITE, None)
+        if isinstance(site, Site):
+            return site
+        function = getattr(function, "__wrapped__", None)
+        if function is None:
             return None
-    return found
+    return None
 
 
-def _replace_names(old: object, new: object) -> None:
-    """Have every module that took the name `old` call `new`."""
+MAX_DEPTH = 32
+
+
+def _replace_names(swaps: dict[int, tuple[object, object]]) -> None:
+    """Have every module that took one of the names `swaps` gives call the other."""
     for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType):
-            for name, value in list(vars(module).items()):
-                if value is old:
-                    vars(module)[name] = new
+        with contextlib.suppress(TypeError):  # something that is no module
+            namespace = namespace_of(module)
+            for name, value in list(namespace.items()):
+                old, new = swaps.get(id(value), (None, None))
+                if value is old and old is not None:
+                    namespace[name] = new
 
 
 @shielded
@@ -150,8 +190,7 @@ def _unwrap(patch: Patch) -> None:
     # Not outermost if a closure of somebody else's holds ours: from now on it passes calls
     # through, and `_replace_names` cannot reach it.
     with contextlib.suppress(wrapt.WrapperNotOutermostError):
-        wrapt.unwrap_object(patch.owner, patch.path, patch.wrapper, missing_ok=True)
-    _replace_names(patch.wrapper, patch.original)
+        wrapt.unwrap_object(patch.owner, patch.name, patch.wrapper, missing_ok=True)
 
 
 PATCHES = Patches()

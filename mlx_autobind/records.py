@@ -1,4 +1,4 @@
-"""What happened at one bind or drift, kept in the process."""
+"""What happened at one bind, hop, drift or explained failure, kept in the process."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ from typing import Literal
 from mlx_autobind import settings, targets
 from mlx_autobind.shield import shielded
 
-Kind = Literal["bind", "drift"]
+Kind = Literal["bind", "drift", "hop", "explained"]
 Action = Literal["replaced", "copied", "kept", "restored"]
 
 
@@ -41,15 +41,18 @@ class HandleChange:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One bind (a thread got its stream) or drift (somebody assigned a handle).
+    """One bind, hop, drift or explained failure.
 
     Attributes:
-        kind: ``bind`` or ``drift``.
+        kind: ``bind``, a thread got its stream; ``hop``, a generator was stepped by
+            another thread than the step before; ``drift``, somebody assigned something
+            to a handle; ``explained``, a "There is no Stream" error left the library.
         thread_name: the name of the thread it happened on.
         thread_id: Python's identifier of that thread; identifiers are reused.
         device: device type and index, such as ``gpu:0``.
-        stream_index: mlx's number of the stream: the thread's own at a bind, the
-            assigned one at a drift; -1 if mlx does not tell.
+        stream_index: mlx's number of the stream: the thread's own at a bind or hop, the
+            assigned one at a drift, the one that was asked for at an explained failure;
+            -1 if it is not known.
         mode: the agent's mode.
         entry_point: what the thread called, such as ``mlx_lm.generate.generate``.
         handles: every handle known so far (bind), or the one that drifted.
@@ -57,6 +60,7 @@ class Record:
         duration_ns: nanoseconds that it took.
         versions: of mlx, mlx-lm and mlx-vlm.
         late: True if the library had been imported before the agent was installed.
+        error: what was wrong, of an explained failure; else None.
     """
 
     kind: Kind
@@ -71,6 +75,7 @@ class Record:
     duration_ns: int
     versions: Versions
     late: bool
+    error: str | None = None
 
 
 Listener = Callable[[Record], None]
@@ -144,6 +149,7 @@ def emit(
     device: str,
     stream_index: int,
     late: bool,
+    error: str | None = None,
 ) -> None:
     """Keep a record of what the calling thread has just been through. Thread-safe."""
     thread = threading.current_thread()
@@ -161,5 +167,6 @@ def emit(
             duration_ns=duration_ns,
             versions=versions(),
             late=late,
+            error=error,
         )
     )

@@ -17,6 +17,12 @@ _reported: set[str] = set()
 _reported_lock = threading.Lock()
 
 
+def after_fork_in_child() -> None:
+    """Start over with a lock that another thread may have held."""
+    global _reported_lock
+    _reported_lock = threading.Lock()
+
+
 def report(place: str, error: Exception) -> None:
     """Log `error` the first time `place` fails; raise it under ``MLX_AUTOBIND_STRICT=1``.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 CALL = "call"  # a function or method that has done its work when it returns
 GENERATOR = "generator"  # a generator function: whoever steps it does the work
+PRODUCER = "producer"  # hands arrays back, which are realised first; binds no thread
+BATCH = "batch"  # a call whose result holds the prompt caches of what has finished
 
 HANDLE = "generation_stream"
 
@@ -19,7 +21,7 @@ class Entry:
 
     Attributes:
         path: the name inside its module, dotted for a method.
-        kind: `CALL` or `GENERATOR`.
+        kind: `CALL`, `GENERATOR`, `PRODUCER` or `BATCH`.
         since: the first release of the library that has it.
     """
 
@@ -49,11 +51,11 @@ class Target:
 _MLX_LM_BATCH = (
     Entry("BatchGenerator.__init__", CALL, "0.28.0"),
     Entry("BatchGenerator.insert", CALL, "0.28.0"),
-    Entry("BatchGenerator.next", CALL, "0.28.0"),
-    Entry("BatchGenerator.remove", CALL, "0.28.4"),
+    Entry("BatchGenerator.next", BATCH, "0.28.0"),
+    Entry("BatchGenerator.remove", BATCH, "0.28.4"),
     Entry("BatchGenerator.insert_segments", CALL, "0.31.2"),
-    Entry("BatchGenerator.next_generated", CALL, "0.31.2"),
-    Entry("BatchGenerator.extract_cache", CALL, "0.31.2"),
+    Entry("BatchGenerator.next_generated", BATCH, "0.31.2"),
+    Entry("BatchGenerator.extract_cache", BATCH, "0.31.2"),
     Entry("PromptProcessingBatch.prompt", CALL, "0.31.2"),
     Entry("PromptProcessingBatch.generate", CALL, "0.31.2"),
     Entry("GenerationBatch.next", CALL, "0.31.2"),
@@ -77,8 +79,32 @@ TARGETS = (
             Entry("stream_generate", GENERATOR, "0.24.0"),
             Entry("generate_step", GENERATOR, "0.24.0"),
             Entry("speculative_generate_step", GENERATOR, "0.24.0"),
-            Entry("batch_generate", CALL, "0.28.0"),
+            Entry("batch_generate", BATCH, "0.28.0"),
             *_MLX_LM_BATCH,
+        ),
+    ),
+    Target(
+        "mlx_lm.utils",
+        handles=(),
+        entries=(
+            Entry("load", PRODUCER, "0.24.0"),
+            Entry("load_model", PRODUCER, "0.24.0"),
+            Entry("load_adapters", PRODUCER, "0.28.4"),
+            Entry("pipeline_load", PRODUCER, "0.28.4"),
+            Entry("sharded_load", PRODUCER, "0.30.0"),
+        ),
+    ),
+    Target(
+        "mlx_lm.tuner.utils",
+        handles=(),
+        entries=(Entry("load_adapters", PRODUCER, "0.24.0"),),
+    ),
+    Target(
+        "mlx_lm.models.cache",
+        handles=(),
+        entries=(
+            Entry("load_prompt_cache", PRODUCER, "0.24.0"),
+            Entry("make_prompt_cache", PRODUCER, "0.24.0"),
         ),
     ),
     # The server's own thread takes its default stream before it loads the model
@@ -91,6 +117,10 @@ TARGETS = (
             Entry("generate", CALL, "0.1.20"),
             Entry("stream_generate", GENERATOR, "0.1.20"),
             Entry("generate_step", GENERATOR, "0.1.20"),
+            Entry("load", PRODUCER, "0.1.20"),
+            Entry("load_model", PRODUCER, "0.1.20"),
+            Entry("prepare_inputs", PRODUCER, "0.1.20"),
+            Entry("sharded_load", PRODUCER, "0.5.0"),
         ),
     ),
     # A module up to 0.5.x, a package from 0.6.0 on.

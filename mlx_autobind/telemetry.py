@@ -14,7 +14,12 @@ from mlx_autobind.shield import shielded
 SCOPE = "mlx_autobind"
 # Semantic conventions 1.44: thread.id, thread.name and code.function.name are theirs.
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-SPAN_NAMES = {"bind": "bind generation_stream", "drift": "drift generation_stream"}
+SPAN_NAMES = {
+    "bind": "bind generation_stream",
+    "hop": "hop generation_stream",
+    "drift": "drift generation_stream",
+    "explained": "explain stream_error",
+}
 
 # Resolved to the application's provider when a span is started, so that an SDK which
 # is set up after the agent is found as well.
@@ -34,6 +39,8 @@ def attributes(record: Record) -> dict[str, AttributeValue]:
         "mlx_autobind.handles": [f"{change.where}: {change.action}" for change in record.handles],
         "mlx_autobind.late": record.late,
     }
+    if record.error is not None:
+        found["error.type"] = "RuntimeError"
     for library in ("mlx", "mlx_lm", "mlx_vlm"):
         version = getattr(record.versions, library)
         if version is not None:
@@ -52,6 +59,8 @@ def export(record: Record) -> None:
         attributes=attributes(record),
         start_time=record.started_ns,
     )
+    if record.error is not None:
+        span.set_status(trace.Status(trace.StatusCode.ERROR, record.error))
     span.end(end_time=record.started_ns + record.duration_ns)
 
 

@@ -122,18 +122,26 @@ def test_a_default_stream_of_another_thread_is_not_kept(
 
 
 FORK = """
-    import os, sys
+    import os, sys, threading
     from asking import Asker, PROMPTS
     import mlx_autobind
     from mlx_autobind import binding
     asker = Asker()
     asker.ask("parent", PROMPTS[0])
-    binding._STREAM_REBIND_LOCK.acquire()
+    held, release = threading.Event(), threading.Event()
+    def hold():
+        with binding._STREAM_REBIND_LOCK:
+            held.set()
+            release.wait()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
     child = os.fork()
     if child == 0:
-        ok = not binding.THREAD.bound and not binding._STREAM_REBIND_LOCK.locked()
-        os._exit(0 if ok else 3)
-    binding._STREAM_REBIND_LOCK.release()
+        free = binding._STREAM_REBIND_LOCK.acquire(blocking=False)
+        os._exit(0 if free and binding.THREAD.bound is None else 3)
+    release.set()
+    holder.join()
     _, status = os.waitpid(child, 0)
     asker.ask("parent again", PROMPTS[1])
     asker.steps["child"] = {"prompt": PROMPTS[0], "tokens": os.waitstatus_to_exitcode(status)}
