@@ -13,6 +13,7 @@ here to a span: this module's finder, `mlx_autobind.activation`, `mlx_autobind.p
 # never see MLX. It is one file on purpose, so that each start reads one file, and imports
 # nothing that such an interpreter has not loaded: wrapt and the OpenTelemetry API would
 # make `python -c pass` seven times as slow (tests/benchmarks/startup.py).
+import atexit
 import sys
 from os import environ
 
@@ -140,6 +141,10 @@ def install() -> None:
     if any(variable in environ for variable in VARIABLES):
         _finder.packages = PACKAGES | (_activation("read_settings") or PACKAGES)
     sys.meta_path.insert(0, _finder)
+    # Handlers run last in, first out: this early, ours runs after the program's own, one
+    # of which may be about to shut a daemon thread down in good order.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
     if not _finder.packages.isdisjoint(list(sys.modules)):
         _activation("patch_imported")
 
@@ -172,6 +177,12 @@ def _activation(action: str, *arguments: object) -> "Any":
             return None
         report(f"mlx_autobind.activation.{action}", error)
         return None
+
+
+def _at_exit() -> None:
+    daemons = sys.modules.get("mlx_autobind.daemons")
+    if daemons is not None:
+        daemons.end()
 
 
 def __getattr__(name: str) -> object:

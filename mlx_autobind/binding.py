@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind import records, shield, targets
+from mlx_autobind import daemons, records, shield, targets
 from mlx_autobind.handles import (
     HANDLES,
     StreamHandle,
@@ -170,6 +170,7 @@ def bind(entry_point: str, *, late: bool) -> None:
 def clear_at_exit() -> None:
     """Have the calling thread's streams cleared as it ends."""
     if THREAD.exit is None:
+        daemons.watch()
         THREAD.exit = ThreadExit(_clear_streams)
 
 

@@ -174,7 +174,9 @@ MAX_DEPTH = 32
 
 def _replace_names(swaps: dict[int, tuple[object, object]]) -> None:
     """Have every module that took one of the names `swaps` gives call the other."""
-    for module in list(sys.modules.values()):
+    for module_name, module in list(sys.modules.items()):
+        if str(module_name).startswith("mlx_autobind."):
+            continue  # we call what we wrapped
         with contextlib.suppress(TypeError):  # something that is no module
             namespace = namespace_of(module)
             for name, value in list(namespace.items()):
