@@ -21,11 +21,11 @@ def tests(session: nox.Session, stack: str) -> None:
     """Run the whole suite against one stack."""
     mlx, mlx_lm = STACKS[stack]
     session.install(".[test]", f"mlx[cpu]=={mlx}", f"mlx-lm=={mlx_lm}")
-    session.run("python", "-m", "pytest", "--quiet", "-n", "2", *session.posargs)
+    session.run("python", "-m", "pytest", "--quiet", *session.posargs)
 
 
 @nox.session(python=["3.10", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
     """Run the whole suite on another Python, with the newest libraries."""
     session.install(".[test]")
-    session.run("python", "-m", "pytest", "--quiet", "-n", "2", *session.posargs)
+    session.run("python", "-m", "pytest", "--quiet", *session.posargs)

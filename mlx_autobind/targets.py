@@ -159,7 +159,13 @@ TARGETS = (
             Entry("stream_diffusion_generate_from_kwargs", GENERATOR, "0.6.0"),
         ),
     ),
-    Target("mlx_vlm.generate.image", entries=(Entry("generate_image", CALL, "0.6.0"),)),
+    Target(
+        "mlx_vlm.generate.image",
+        entries=(
+            Entry("generate_image", CALL, "0.6.0"),
+            Entry("load_image_generation_model", PRODUCER, "0.6.0"),
+        ),
+    ),
     Target("mlx_vlm.generate.edit_image", entries=(Entry("edit_image", CALL, "0.6.0"),)),
     Target("mlx_vlm.generate.audio", entries=(Entry("generate_audio", CALL, "0.7.1"),)),
     Target(
@@ -168,6 +174,11 @@ TARGETS = (
     ),
     Target("mlx_vlm.speculative.common"),
     Target("mlx_vlm.speculative.dflash"),
+    Target(
+        "mlx_vlm.speculative.drafters",
+        handles=(),
+        entries=(Entry("load_drafter", PRODUCER, "0.5.0"),),
+    ),
     Target("mlx_vlm.speculative.eagle3"),
     Target("mlx_vlm.speculative.mtp"),
     # A module with the server's thread in 0.5.x, a package from 0.6.0 on.

@@ -75,21 +75,35 @@ def test_strict_raises(run: Run, checkpoint: Path, stack: Stack) -> None:
 LIBRARY_ERRORS = """
     import json, sys, traceback
     import mlx_lm
+    from mlx_lm.models.cache import make_prompt_cache
     from asking import Asker
     asker = Asker()
     module = sys.modules["mlx_lm.generate"]
     def sampler(logprobs):
         raise LookupError("of the sampler")
     found = []
+    def another_cache():
+        # One layer, where the model has two.
+        cache = make_prompt_cache(asker.model)[:1]
+        answer = mlx_lm.stream_generate(*loaded, "w3 w4", max_tokens=3, prompt_cache=cache)
+        return [response.token for response in answer]
+    def closed_twice():
+        generator = mlx_lm.stream_generate(*loaded, "w3 w4", max_tokens=9)
+        next(generator)
+        generator.close()
+        generator.close()
+        next(generator)
     loaded = asker.model, asker.tokenizer
     for work in (
         lambda: mlx_lm.generate(*loaded, "w3 w4", max_tokens=4, sampler=sampler),
         lambda: list(mlx_lm.stream_generate(*loaded, "w3", max_tokens=4, sampler=sampler)),
         lambda: mlx_lm.generate(None, None, None),
         lambda: list(mlx_lm.stream_generate(object(), asker.tokenizer, "w3 w4", max_tokens=3)),
+        another_cache,
+        closed_twice,
     ):
         try:
-            work()
+            found.append(work())
         except Exception as error:
             frames = [
                 frame.name for frame in traceback.extract_tb(error.__traceback__)
@@ -103,5 +117,5 @@ LIBRARY_ERRORS = """
 
 def test_errors_of_the_library_pass_through(run: Run, checkpoint: Path) -> None:
     without = run(program(LIBRARY_ERRORS), checkpoint, agent="none").clean()
-    assert len(without) == 4
+    assert len(without) == 6
     assert run(program(LIBRARY_ERRORS), checkpoint, agent="import").clean() == without

@@ -201,4 +201,14 @@ def speculative() -> list[int]:
 
 if "sliding" not in checkpoint:  # the rotating cache cannot be rewound
     compare("speculative decoding on a worker", speculative, lambda: elsewhere(speculative))
+
+
+def batch() -> list[str]:
+    ids = [tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
+    texts: list[str] = mlx_lm.batch_generate(model, tokenizer, ids, max_tokens=8).texts
+    return texts
+
+
+if hasattr(mlx_lm, "batch_generate"):
+    compare("batch_generate on a worker", batch, lambda: elsewhere(batch))
 print(json.dumps(results))
