@@ -45,6 +45,7 @@ def status() -> Status:
     Imports neither mlx nor any library. Thread-safe.
     """
     installed = activation.installed()
+    activation.finish()
     patching = sys.modules.get("mlx_autobind.patching")
     entry_points: tuple[str, ...] = ()
     handles: tuple[HandleChange, ...] = ()
@@ -109,6 +110,7 @@ def bind_generation_streams(
     from mlx_autobind.handles import HANDLES
     from mlx_autobind.patching import PATCHES
 
+    activation.finish()
     for name in (module_names,) if isinstance(module_names, str) else module_names:
         try:
             module = importlib.import_module(name)

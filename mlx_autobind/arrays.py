@@ -50,7 +50,7 @@ def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
             stack += [(inner, wanted) for inner in item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
             stack += [(inner, wanted) for inner in item]
-        elif type(item).__module__.startswith(_PACKAGES):
+        elif any(cls.__module__.startswith(_PACKAGES) for cls in type(item).__mro__):
             stack += [(inner, wanted) for inner in getattr(item, "__dict__", {}).values()]
 
 
@@ -66,7 +66,7 @@ def realise(value: Any, *, private_only: bool = False) -> None:
 
 
 class LazyModel:
-    """A model whose weights were left lazy, and how to load them once more.
+    """A module whose weights were left lazy, and how to load them once more.
 
     Attributes:
         model: a weak reference to it.
@@ -77,31 +77,27 @@ class LazyModel:
         again: loads the same weights on the calling thread, by name.
     """
 
-    def __init__(self, model: Module, again: Callable[[], dict[str, mx.array]]) -> None:
-        self.model = weakref.ref(model)
+    def __init__(
+        self,
+        model: Module,
+        again: Callable[[], dict[str, mx.array]],
+        forget: Callable[[Any], None],
+    ) -> None:
+        self.model = weakref.ref(model, forget)
         self.thread = weakref.ref(threading.current_thread())
         self.loaded = {name: weakref.ref(array) for name, array in weights_of(model)}
         self.again = again
 
-    def bring(self, model: Module) -> None:
-        """Make the weights of `model` usable on every thread.
-
-        By evaluating them if the calling thread can; else by loading them once more, for
-        nothing can be evaluated on another thread's behalf.
-        """
-        try:
-            mx.eval(list(arrays_in(model)))
-        except RuntimeError:
-            if self.thread() is threading.current_thread():
-                raise
-            fresh = self.again()
-            unchanged = [
-                (name, fresh[name])
-                for name, array in weights_of(model)
-                if name in fresh and self.loaded.get(name, _nothing)() is array
-            ]
-            mx.eval([array for _, array in unchanged])
-            model.update(tree_unflatten(unchanged))
+    def reload(self, model: Module) -> None:
+        """Replace the weights that nobody has changed by the same ones, of this thread."""
+        fresh = self.again()
+        unchanged = [
+            (name, fresh[name])
+            for name, array in weights_of(model)
+            if name in fresh and self.loaded.get(name, _nothing)() is array
+        ]
+        mx.eval([array for _, array in unchanged])
+        model.update(tree_unflatten(unchanged))
 
 
 def _nothing() -> None:
@@ -115,60 +111,91 @@ def weights_of(model: Any) -> list[tuple[str, mx.array]]:
 
 
 class LazyModels:
-    """The models that were left lazy and have not been generated with since.
+    """The modules that were left lazy and have not been generated with since.
 
     Thread-safe.
 
     Attributes:
-        pending: them. One list for ever: that it is empty is all that an entry point asks.
+        pending: them, oldest first; a module is in it once for each way it was loaded.
+            One list for ever: that it is empty is all that an entry point asks.
     """
 
     def __init__(self) -> None:
         self.pending: list[LazyModel] = []
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def add(self, model: Module, again: Callable[[], dict[str, mx.array]]) -> None:
-        """Remember that `model` was left lazy. The last way to load it again holds."""
-        lazy = LazyModel(model, again)
-        with self._lock:
-            self._drop(model)
+        """Remember that `model` was left lazy by a load that `again` repeats."""
+        lazy = LazyModel(model, again, self._forget)
+        with self.lock:
             self.pending.append(lazy)
 
     def holds(self, model: Module) -> bool:
         """Tell whether `model` was left lazy."""
-        with self._lock:
+        with self.lock:
             return any(lazy.model() is model for lazy in self.pending)
 
-    def _drop(self, model: Module) -> None:
-        alive = [(lazy, lazy.model()) for lazy in self.pending]
-        self.pending[:] = [lazy for lazy, held in alive if held is not None and held is not model]
-
     def drop(self, models: Iterable[Module]) -> None:
-        """Forget `models`, which have been realised."""
-        if self.pending:
-            with self._lock:
-                for model in models:
-                    self._drop(model)
+        """Forget `models` and their submodules, which have been realised."""
+        if not self.pending:
+            return
+        realised = {id(part) for model in models for part in _parts(model)}
+        with self.lock:
+            self.pending[:] = [lazy for lazy in self.pending if id(lazy.model()) not in realised]
+
+    def _forget(self, reference: "weakref.ref[Module]") -> None:
+        self.pending[:] = [lazy for lazy in self.pending if lazy.model is not reference]
 
     @shielded
     def bring(self, arguments: Iterable[Any]) -> None:
-        """Make the models among `arguments`, or held by one of them, usable here."""
+        """Make the models among `arguments`, or held by one of them, usable here.
+
+        By evaluating them if the calling thread can; else by loading them once more, for
+        nothing can be evaluated on another thread's behalf. What still cannot be used is
+        left for the error to explain.
+        """
         for argument in arguments:
             for model in (argument, getattr(argument, "model", None)):
-                if not isinstance(model, Module):
-                    continue
-                # Two threads must not evaluate the same arrays at once.
-                with self._lock:
-                    for lazy in self.pending:
-                        if lazy.model() is model:
-                            lazy.bring(model)
-                            self._drop(model)
-                            break
+                if isinstance(model, Module):
+                    # Two threads must not evaluate the same arrays at once.
+                    with self.lock:
+                        self._bring(model)
+
+    def _bring(self, model: Module) -> None:
+        parts = {id(part): part for part in _parts(model)}
+        mine = [lazy for lazy in self.pending if id(lazy.model()) in parts]
+        if not mine:
+            return
+        if not _evaluates(model):
+            # In the order of loading: adapters come after the weights that they change.
+            for lazy in mine:
+                lazy.reload(parts[id(lazy.model())])
+            if not _evaluates(model):
+                return
+        self.drop([model])
 
     def clear(self) -> None:
         """Forget them all."""
-        with self._lock:
+        with self.lock:
             self.pending.clear()
 
 
+def _parts(model: Any) -> list[Module]:
+    return list(model.modules())
+
+
+def _evaluates(model: Module) -> bool:
+    """Evaluate `model`, and tell whether the calling thread can."""
+    try:
+        mx.eval(list(arrays_in(model)))
+    except RuntimeError:
+        return False
+    return True
+
+
 LAZY_MODELS = LazyModels()
+
+
+def after_fork_in_child() -> None:
+    """Start over with a lock that another thread may have held."""
+    LAZY_MODELS.lock = threading.RLock()

@@ -6,6 +6,7 @@ that happens, and nothing is imported under it: an import lock taken inside it c
 held by a thread that waits for this one.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind import daemons, records, shield, targets
+from mlx_autobind import arrays, daemons, records, shield, targets
 from mlx_autobind.handles import (
     HANDLES,
     StreamHandle,
@@ -102,22 +103,23 @@ class ThreadExit:
     One per thread: to replace it would run it, and clear the stream just made.
     """
 
-    __slots__ = ("_clear", "_get_ident", "_report", "_thread_id")
+    __slots__ = ("__weakref__", "_clear", "_get_ident", "_report", "thread_id", "thread_name")
 
     def __init__(self, clear: Callable[[], None]) -> None:
         # Held here, since module globals may be gone when a finaliser runs.
         self._clear = clear
         self._get_ident = threading.get_ident
         self._report = report
-        self._thread_id = threading.get_ident()
+        self.thread_id = threading.get_ident()
+        self.thread_name = threading.current_thread().name
 
     def disarm(self) -> None:
         """Clear nothing: the thread does not exist in this process."""
-        self._thread_id = 0
+        self.thread_id = 0
 
     def __del__(self) -> None:
         # On any other thread, or in a forked child, there is nothing of ours to clear.
-        if self._get_ident() == self._thread_id:
+        if self._get_ident() == self.thread_id:
             try:
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
@@ -142,24 +144,22 @@ def bind(entry_point: str, *, late: bool) -> None:
     """
     devices = HANDLES.devices or {device_name(mx.default_device()): mx.default_device()}
     stopwatch = Stopwatch()
-    streams = {}
+    # Tried before the lock is taken: it may wait for the work on that stream.
+    streams = {name: stream for name, stream in THREAD.chosen.items() if _usable(stream)}
     with _STREAM_REBIND_LOCK:
         for name, device in devices.items():
-            stream = THREAD.chosen.get(name)
-            if stream is None or not _usable(stream):
-                stream = _new_stream(device)
-                _set_default_stream(stream)
-            streams[name] = stream
+            if name not in streams:
+                streams[name] = _new_stream(device)
+                _set_default_stream(streams[name])
         THREAD.streams, THREAD.bound = streams, THREAD.identity
     clear_at_exit()
-    duration_ns = stopwatch.elapsed_ns()
+    stopwatch.stop()
     for name, stream in streams.items():
         records.emit(
             "bind",
             entry_point,
             HANDLES.changes,
             stopwatch,
-            duration_ns,
             device=name,
             stream_index=stream_index(stream),
             late=late,
@@ -170,8 +170,8 @@ def bind(entry_point: str, *, late: bool) -> None:
 def clear_at_exit() -> None:
     """Have the calling thread's streams cleared as it ends."""
     if THREAD.exit is None:
-        daemons.watch()
         THREAD.exit = ThreadExit(_clear_streams)
+        daemons.watch(THREAD.exit)
 
 
 def _usable(stream: Any) -> bool:
@@ -192,8 +192,7 @@ def enter(site: Site) -> None:
     """
     if not site.active:
         return
-    if _forked:
-        _warn_of_fork(site)
+    warn_if_forked(site)
     restore(site.namespace, site.handle, site.name, late=site.late)
     if THREAD.bound is None:
         bind(site.name, late=site.late)
@@ -203,8 +202,11 @@ def enter(site: Site) -> None:
 _forked = False
 
 
-def _warn_of_fork(site: Site) -> None:
+def warn_if_forked(site: Site) -> None:
+    """Warn, once, at the first entry in a forked child."""
     global _forked
+    if not _forked:
+        return
     _forked = False
     logger.warning(
         "%s was called in a forked child: mlx does not survive a fork and may hang here. "
@@ -223,29 +225,17 @@ def hop(site: Site) -> None:
             site.name,
             (),
             stopwatch,
-            stopwatch.elapsed_ns(),
             device=name,
             stream_index=stream_index(stream),
             late=site.late,
         )
 
 
-class InStream:
-    """The context of a handle: empty, since the thread is on that stream anyway.
-
-    mlx's own context must be left by the thread that entered it. mlx-lm 0.32 keeps one
-    open across the yields of a generator; left or collected on another thread it prints
-    "Destroyed in a different thread" and leaves the first thread on a wrong stream.
-    """
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_exception: object) -> None:
-        pass
-
-
-_IN_STREAM = InStream()
+# mlx's own context must be left by the thread that entered it. mlx-lm 0.32 keeps one open
+# across the yields of a generator; left or collected on another thread it prints "Destroyed
+# in a different thread" and leaves the first thread on a wrong stream. The thread is on the
+# stream of a handle anyway.
+_IN_STREAM = contextlib.nullcontext()
 
 
 def stream(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -316,7 +306,8 @@ def _after_fork_in_child() -> None:
     """Start over: the lock may have been held, and no stream outlives a fork."""
     global _STREAM_REBIND_LOCK, _forked
     _STREAM_REBIND_LOCK = threading.RLock()
-    shield.after_fork_in_child()
+    for module in (shield, daemons, arrays):
+        module.after_fork_in_child()
     if THREAD.exit is not None:
         THREAD.exit.disarm()
         THREAD.exit = None

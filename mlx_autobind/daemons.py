@@ -7,27 +7,49 @@ Python 3.14 lets such threads hang instead, which harms nobody.
 """
 
 import ctypes
+import logging
 import sys
 import threading
 import time
 import weakref
 from types import FrameType
+from typing import Protocol
 
 from mlx_autobind.shield import shielded
 
+logger = logging.getLogger("mlx_autobind")
+
 # All daemons together; one that polls sees its exception within its poll interval.
 PATIENCE_S = 1.0
+_POLL_S = 0.005
 
 KILLS_DAEMONS = sys.version_info < (3, 14)
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+class Ending(Protocol):
+    """Something that lives in a thread's locals, and so until that thread has ended."""
+
+    thread_id: int
+    thread_name: str
 
 
-def watch() -> None:
-    """Remember that the calling thread has something that mlx will clean up."""
-    thread = threading.current_thread()
-    if thread.daemon:
-        _threads.add(thread)
+_daemons: dict[int, "weakref.ref[Ending]"] = {}
+_lock = threading.Lock()
+
+
+def watch(ending: Ending) -> None:
+    """Remember that the calling thread, if it is a daemon, has something that mlx cleans up."""
+    if threading.current_thread().daemon:
+        key = id(ending)
+        with _lock:
+            _daemons[key] = weakref.ref(ending, lambda _dead: _daemons.pop(key, None))
+
+
+def after_fork_in_child() -> None:
+    """Forget the parent's threads, and a lock that one of them may have held."""
+    global _lock
+    _lock = threading.Lock()
+    _daemons.clear()
 
 
 @shielded
@@ -36,30 +58,39 @@ def end() -> None:
 
     ``SystemExit`` is raised in each, which ends a thread without a word, and lets it clear
     its streams. One that waits without a time-out never asks for the GIL again; it is
-    left alone.
+    left alone. One that does not end in time is named in the log.
     """
     if not KILLS_DAEMONS:
         return
     frames = sys._current_frames()
-    ending = []
-    for thread in list(_threads):
-        ident = thread.ident
-        if ident is None or not thread.is_alive() or _waits_for_ever(frames.get(ident)):
+    with _lock:
+        references = list(_daemons.values())
+    running = []
+    for reference in references:
+        ending = reference()
+        if ending is None or ending.thread_id not in frames:
             continue
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(ident), ctypes.py_object(SystemExit)
-        )
-        ending.append(thread)
-    del frames
+        if not _waits_for_ever(frames[ending.thread_id]):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
+            )
+            running.append((ending.thread_name, reference))
+    # Neither may keep a thread's locals alive, which is what is waited for.
+    ending = None
+    frames.clear()
     deadline = time.monotonic() + PATIENCE_S
-    for thread in ending:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    while running and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
+        running = [(name, reference) for name, reference in running if reference() is not None]
+    if running:
+        logger.warning(
+            "daemon threads still run as the interpreter ends, and mlx may abort it: %s",
+            ", ".join(name for name, _ in running),
+        )
 
 
-def _waits_for_ever(frame: FrameType | None) -> bool:
+def _waits_for_ever(frame: FrameType) -> bool:
     """Tell whether a thread is in `threading.Condition.wait`, as in Event and Queue, for good."""
     return (
-        frame is not None
-        and frame.f_code is threading.Condition.wait.__code__
-        and frame.f_locals.get("timeout") is None
+        frame.f_code is threading.Condition.wait.__code__ and frame.f_locals.get("timeout") is None
     )

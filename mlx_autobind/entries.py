@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import os
 import types
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +14,7 @@ from mlx.nn.layers.base import Module
 
 from mlx_autobind import targets
 from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
-from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop
+from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop, warn_if_forked
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
 from mlx_autobind.shield import shielded
@@ -52,7 +54,7 @@ def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Fu
     """Return `function` with the calling thread bound first.
 
     A plain function rather than a ``wrapt.FunctionWrapper``: it is pickled by its name
-    and is a method where `function` was one, at 40 % of the cost.
+    and is a method where `function` was one, at less than half the cost.
 
     Args:
         function: a function or method.
@@ -65,6 +67,8 @@ def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Fu
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if thread.bound is None or namespace.get(handle).__class__ is not StreamHandle:
             enter(site)
+            if not site.active:
+                return function(*args, **kwargs)
         if lazy:
             LAZY_MODELS.bring((*args, *kwargs.values()))
         try:
@@ -87,6 +91,9 @@ def wrap_producer(function: Function, site: Site) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not site.active:
+            return function(*args, **kwargs)
+        warn_if_forked(site)
         # A thread that loads leaves a random state behind, as one that imports does.
         clear_at_exit()
         try:
@@ -94,8 +101,7 @@ def wrap_producer(function: Function, site: Site) -> Function:
         except RuntimeError as error:
             explain(error, site.name, (*args, *kwargs.values()), late=site.late)
             raise
-        if site.active:
-            _realise_produce(function, args, kwargs, result)
+        _realise_produce(function, args, kwargs, result)
         return result
 
     return wrapper
@@ -105,18 +111,18 @@ def wrap_producer(function: Function, site: Site) -> Function:
 def _realise_produce(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    lazy = bool(inspect.signature(function).bind(*args, **kwargs).arguments.get("lazy"))
     models = [each for each in _members(result) if isinstance(each, Module)]
-    if not bound.get("lazy") and not any(model in args for model in models):
-        realise(result)
-        LAZY_MODELS.drop(models)
-        return
     # Adapters go into a model that may itself have been left lazy.
-    lazy = bool(bound.get("lazy")) or any(LAZY_MODELS.holds(model) for model in models)
-    realise(result, private_only=lazy)
-    for model in models if bound.get("lazy") else ():
+    into_lazy = any(model in args and LAZY_MODELS.holds(model) for model in models)
+    realise(result, private_only=lazy or into_lazy)
+    if not lazy:
+        if not into_lazy:
+            LAZY_MODELS.drop(models)
+        return
+    for at, model in enumerate(models):
 
-        def again(at: int = models.index(model)) -> dict[str, mx.array]:
+        def again(at: int = at) -> dict[str, mx.array]:
             produced = _members(function(*args, **kwargs))
             return dict(weights_of([each for each in produced if isinstance(each, Module)][at]))
 
@@ -145,7 +151,7 @@ def _realise_caches(result: Any) -> None:
                 realise(cache)
 
 
-def wrap_load_weights(function: Function) -> Function:
+def wrap_load_weights(function: Function, site: Site) -> Function:
     """Return ``nn.Module.load_weights`` with the private arrays of the module realised.
 
     For models that are built without a producer. Their weights stay lazy, since a program
@@ -155,11 +161,13 @@ def wrap_load_weights(function: Function) -> Function:
     @functools.wraps(function)
     def wrapper(self: Module, file_or_weights: Any, *args: Any, **kwargs: Any) -> Any:
         result = function(self, file_or_weights, *args, **kwargs)
-        realise(self, private_only=True)
-        if isinstance(file_or_weights, str):
-            _remember_file(self, file_or_weights)
+        if site.active:
+            realise(self, private_only=True)
+            if isinstance(file_or_weights, str):
+                _remember_file(self, os.path.abspath(file_or_weights))  # noqa: PTH100
         return result
 
+    setattr(wrapper, SITE, site)
     return wrapper
 
 
@@ -196,8 +204,11 @@ class GeneratorEntry(_Proxy):
             # Another agent's wrapper made something else of it. What that steps in the
             # end is an entry point as well.
             return inner
-        # No arrays: the library lets go of a long prompt as it works through it.
-        held = tuple(each for each in (*args, *kwargs.values()) if not isinstance(each, mx.array))
+        # Arrays weakly: the library lets go of a long prompt as it works through it.
+        held = tuple(
+            weakref.ref(each) if isinstance(each, mx.array) else each
+            for each in (*args, *kwargs.values())
+        )
         outer = cast(
             "types.GeneratorType[Any, Any, Any]",
             step(inner, self._self_site, held, kwargs.get("prompt_cache")),
@@ -231,7 +242,7 @@ def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
     if last is _NOT_STEPPED:
         if LAZY_MODELS.pending:
             LAZY_MODELS.bring(held)
-    elif now is not last:
+    elif now is not last and site.active:
         hop(site)
     return now
 
@@ -250,7 +261,7 @@ def step(
     Args:
         inner: the library's generator.
         site: the entry point that made it.
-        held: its arguments, without arrays.
+        held: its arguments, arrays as weak references.
         prompt_cache: the cache that it leaves behind, which is realised at its end by
             the thread that took the last step.
     """
@@ -269,11 +280,12 @@ def step(
             value = None
             mine = thread.bound is last
             if inner.gi_frame is None:  # `inner` has ended: it returned or raised this
-                if prompt_cache is not None and mine:
+                ended = isinstance(error, (StopIteration, GeneratorExit))
+                if prompt_cache is not None and mine and ended:
                     realise(prompt_cache)
                 if isinstance(error, StopIteration):
                     return error.value
-                if isinstance(error, RuntimeError):
+                if isinstance(error, RuntimeError) and site.active:
                     explain(error, site.name, held, late=site.late)
                 raise
             resume, value = throw, error

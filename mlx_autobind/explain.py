@@ -3,7 +3,8 @@
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -47,23 +48,24 @@ def explain(
     text = (
         f"{_PREFIX}thread {threading.current_thread().name!r} has {own}; asked for "
         f"was stream {index} ({device}), {_owner(index)}. What escaped from there: {escaped}. "
-        f"Evaluate it with mx.eval() on the thread that made it, before another thread uses it. "
+        f"Evaluate it with mx.eval() on the thread that made it, before another thread uses it, "
+        f"or do both on one thread; no mode of this version cures it. "
         f"(mlx {libraries.mlx}, mlx-lm {libraries.mlx_lm}, mlx-vlm {libraries.mlx_vlm})"
     )
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:
-        logger.error("%s: %s", error, text)
+        logger.error("%s: %s", found[0], text)
     records.emit(
         "explained",
         entry_point,
         (),
         stopwatch,
-        stopwatch.elapsed_ns(),
         device=f"{device}:0",
         stream_index=index,
         late=late,
-        error=f"{error}: {escaped}",
+        # Not the whole message: who knows what a program puts into its errors.
+        error=f"{found[0]}: {escaped}",
     )
 
 
@@ -77,27 +79,34 @@ def _owner(index: int) -> str:
             )
             state = "which still runs" if alive else "which has ended"
             return f"which belongs to thread {record.thread_name!r}, {state}"
-    return "which belongs to a thread that loaded or computed something without generating"
+    return "of which it is not known whose it is: a thread that loaded or computed something"
 
 
 def _escaped(arguments: tuple[Any, ...]) -> Iterator[str]:
-    """Yield what among `arguments` this thread cannot evaluate."""
-    models = [each for each in arguments if isinstance(each, Module)]
-    others = [each for each in arguments if not isinstance(each, Module)]
-    suspects: list[tuple[str, Callable[[], list[mx.array]]]] = [
+    """Yield what among `arguments` this thread cannot evaluate, the likeliest first.
+
+    mlx tells whether an array is pending by evaluating it. So one array after another is
+    evaluated, up to the first that cannot be.
+    """
+    given = [each() if isinstance(each, weakref.ref) else each for each in arguments]
+    given += [getattr(each, "model", None) for each in given]
+    models = [each for each in given if isinstance(each, Module)]
+    arrays = [each for each in given if isinstance(each, mx.array)]
+    suspects: list[tuple[str, Iterable[mx.array]]] = [
+        ("an array given as an argument", arrays),
         (
             "a private array of the model, which is no parameter",
-            lambda: list(arrays_in(models, private_only=True)),
+            arrays_in(models, private_only=True),
         ),
-        ("the weights of the model, loaded lazily", lambda: list(arrays_in(models))),
+        ("weights of the model, or what was computed from them", arrays_in(models)),
         (
-            "an array given as an argument",
-            lambda: [each for each in others if isinstance(each, mx.array)],
+            "a prompt cache, or what else was given as an argument",
+            arrays_in([each for each in given if not isinstance(each, (Module, mx.array))]),
         ),
-        ("a prompt cache or another argument that holds arrays", lambda: list(arrays_in(others))),
     ]
-    for what, arrays in suspects:
-        try:
-            mx.eval(arrays())
-        except RuntimeError:
-            yield what
+    for what, suspected in suspects:
+        for array in suspected:
+            try:
+                mx.eval(array)
+            except RuntimeError:
+                yield what

@@ -15,6 +15,7 @@ import functools
 import gc
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -133,8 +134,8 @@ def heap_places(value: object) -> Iterator[Place]:
     """Yield where anything in the process holds `value`.
 
     For what was copied before the agent came: names in any module, default arguments,
-    ``self._stream``, closures. It walks all modules and the whole heap (50 ms for 500,000
-    objects), so it is used for late activation and undo alone.
+    ``self._stream``, closures. It walks all modules and the whole heap,
+    so it is used for late activation and undo alone.
     """
     # Besides the heap, since a tuple of untracked objects is not among the referrers of
     # what it holds, and what `gc.freeze` has frozen is among nobody's.
@@ -152,11 +153,22 @@ def heap_places(value: object) -> Iterator[Place]:
                     yield Place("a list", functools.partial(operator.setitem, holder, at))
         elif kind is types.CellType:
             yield Place("a closure", functools.partial(setattr, holder, "cell_contents"))
+        elif kind in (classmethod, staticmethod):
+            # What wraps a function for a class cannot be changed: it is made anew.
+            for owner in gc.get_referrers(holder):
+                if type(owner) is dict:
+                    for place in _dict_places(owner, holder):
+                        remake = functools.partial(_remake, place.write, kind)
+                        yield Place(place.where, remake)
         elif kind not in _NO_HOLDERS and not issubclass(kind, (type, StreamHandle)):
             # Since Python 3.11 an instance can hold its attributes without a dict.
             with contextlib.suppress(AttributeError, TypeError):
                 attributes = object.__getattribute__(holder, "__dict__")
                 yield from _dict_places(attributes, value)
+
+
+def _remake(write_place: Callable[[Any], None], kind: type, value: Any) -> None:
+    write_place(kind(value))
 
 
 _NO_HOLDERS = (types.FrameType, types.GeneratorType, types.ModuleType)
@@ -202,13 +214,14 @@ class Handles:
 
     Attributes:
         changes: what was done to each handle, in the order in which it was done.
-        devices: the devices that the handles stand for, by name. mlx takes 20 us to tell
-            a device's name, which no thread should pay when it is bound.
+        devices: the devices that the handles stand for, by name, which mlx tells as a text
+            that no thread should have to read when it is bound.
     """
 
     def __init__(self) -> None:
         self.changes: tuple[HandleChange, ...] = ()
         self.devices: dict[str, mx.Device] = {}
+        self._lock = threading.RLock()
         self._handles: tuple[StreamHandle, ...] = ()
         self._watched: tuple[types.ModuleType, ...] = ()
 
@@ -236,17 +249,18 @@ class Handles:
             # A drift: one handle for each device is enough, however often it happens.
             name = device_name(device)
             handle = next((h for h in self._handles if device_name(h) == name), handle)
-        written = [place for place in places if _write(place, handle)]
+        written = [place for place in places if write(place, handle)]
         # Only now: a search of the heap for `value` must not find this reference.
         if handle.original is None:
             handle.original = value
         self._add(handle, [HandleChange(place.where, action) for place in written])
 
     def _add(self, handle: StreamHandle, changes: list[HandleChange]) -> None:
-        if not any(known is handle for known in self._handles):
-            self._handles = (*self._handles, handle)
-        self.changes = (*self.changes, *(new for new in changes if new not in self.changes))
-        self.devices = {device_name(known): known.device for known in self._handles}
+        with self._lock:
+            if not any(known is handle for known in self._handles):
+                self._handles = (*self._handles, handle)
+            self.changes = (*self.changes, *(new for new in changes if new not in self.changes))
+            self.devices = {device_name(known): known.device for known in self._handles}
 
     def undo(self) -> None:
         """Put every original stream back, wherever a handle stands now."""
@@ -255,12 +269,12 @@ class Handles:
                 module.__class__ = vars(type(module))[WATCHED]
         for handle in self._handles:
             for place in list(heap_places(handle)):
-                _write(place, handle.original)
+                write(place, handle.original)
         self.changes, self.devices, self._handles, self._watched = (), {}, (), ()
 
 
 @shielded
-def _write(place: Place, value: Any) -> bool:
+def write(place: Place, value: Any) -> bool:
     """Write `value` to `place`; a class of the program's may refuse, which is its right."""
     place.write(value)
     return True
@@ -344,7 +358,6 @@ def _emit_drift(
         entry_point,
         (change,),
         stopwatch,
-        stopwatch.elapsed_ns(),
         device=device_name(device_of(value)),
         stream_index=stream_index(value) if is_stream(value) else -1,
         late=late,

@@ -20,7 +20,7 @@ from mlx_autobind import binding, records, targets, telemetry
 from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
 from mlx_autobind.entries import SITE, wrap, wrap_load_weights
-from mlx_autobind.handles import HANDLES, namespace_of
+from mlx_autobind.handles import HANDLES, heap_places, namespace_of, write
 from mlx_autobind.shield import shielded
 
 
@@ -69,7 +69,11 @@ class Patches:
 
     def entry_points(self) -> tuple[str, ...]:
         """Return the fully qualified names of what is wrapped, in the order of wrapping."""
-        return tuple(patch.site.name for patch in self._patches if patch.site is not None)
+        return tuple(
+            patch.site.name
+            for patch in self._patches
+            if patch.site is not None and patch.owner is not Module
+        )
 
     def apply(self, module: types.ModuleType, target: targets.Target, *, late: bool) -> None:
         """Replace the handles of `module` and wrap its entry points. Idempotent."""
@@ -100,7 +104,8 @@ class Patches:
         if not any(patch.owner is mx for patch in self._patches):
             for name, factory in binding.CORE_WRAPPERS.items():
                 self._wrap_function(mx, name, factory)
-            self._wrap_function(Module, "load_weights", wrap_load_weights)
+            site = Site("mlx.nn.Module.load_weights", {}, None, late=False)
+            self._wrap_function(Module, "load_weights", wrap_load_weights, site)
         HANDLES.replace(module, target.handles, late=late)
 
     @shielded
@@ -128,12 +133,14 @@ class Patches:
             _replace_names({id(function): (function, wrapper)})
 
     @shielded
-    def _wrap_function(self, owner: Any, name: str, factory: Callable[[Any], Any]) -> None:
+    def _wrap_function(
+        self, owner: Any, name: str, factory: Callable[..., Any], site: Site | None = None
+    ) -> None:
         original = vars(owner).get(name)
         if original is None:
             return
-        wrapper = _put(owner, name, factory)
-        self._patches.append(Patch(owner, name, wrapper, original, None))
+        wrapper = _put(owner, name, factory, *([] if site is None else [site]))
+        self._patches.append(Patch(owner, name, wrapper, original, site))
         # `from mlx.core import *` may have come before the library, whenever we came.
         if owner is mx:
             _replace_names({id(original): (original, wrapper)})
@@ -143,9 +150,10 @@ class Patches:
         with self._lock:
             for patch in reversed(self._patches):
                 _unwrap(patch)
-            _replace_names(
-                {id(patch.wrapper): (patch.wrapper, patch.original) for patch in self._patches}
-            )
+            # Wherever a wrapper was copied to: names, attributes, closures of others.
+            for patch in self._patches:
+                for place in list(heap_places(patch.wrapper)):
+                    write(place, patch.original)
             self._patches.clear()
             self.late = ()
             HANDLES.undo()
@@ -155,6 +163,10 @@ class Patches:
 def _put(owner: Any, name: str, factory: Callable[..., Any], *rest: Any) -> Any:
     # wrapt's types ask for a proxy; it takes, and removes, anything with a __wrapped__.
     return wrapt.wrap_object(owner, name, cast("Any", factory), rest)
+
+
+# More wrappers on top of one another than any program has.
+MAX_DEPTH = 32
 
 
 def _site_of(function: Any) -> Site | None:
@@ -167,9 +179,6 @@ def _site_of(function: Any) -> Site | None:
         if function is None:
             return None
     return None
-
-
-MAX_DEPTH = 32
 
 
 def _replace_names(swaps: dict[int, tuple[object, object]]) -> None:

@@ -84,15 +84,18 @@ Listener = Callable[[Record], None]
 class Stopwatch:
     """Start of an event on the wall clock, and its length on the monotonic one."""
 
-    __slots__ = ("_began", "started_ns")
+    __slots__ = ("_began", "_length_ns", "started_ns")
 
     def __init__(self) -> None:
         self.started_ns = time.time_ns()
         self._began = time.perf_counter_ns()
+        self._length_ns: int | None = None
 
-    def elapsed_ns(self) -> int:
-        """Return the nanoseconds since it was made."""
-        return time.perf_counter_ns() - self._began
+    def stop(self) -> int:
+        """Return the nanoseconds from when it was made to when it was first stopped."""
+        if self._length_ns is None:
+            self._length_ns = time.perf_counter_ns() - self._began
+        return self._length_ns
 
 
 class Ring:
@@ -144,7 +147,6 @@ def emit(
     entry_point: str,
     handles: tuple[HandleChange, ...],
     stopwatch: Stopwatch,
-    duration_ns: int,
     *,
     device: str,
     stream_index: int,
@@ -152,6 +154,7 @@ def emit(
     error: str | None = None,
 ) -> None:
     """Keep a record of what the calling thread has just been through. Thread-safe."""
+    duration_ns = stopwatch.stop()
     thread = threading.current_thread()
     RING.emit(
         Record(

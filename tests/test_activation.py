@@ -77,9 +77,18 @@ UNINSTALL = """
     from mlx_lm import generate, stream_generate
     from mlx_lm.generate import generate_step, generation_stream
     import mlx_autobind
+    import functools
     from asking import Asker, PROMPTS, on_thread
-    from leftovers import left
+    from leftovers import left, ours
 
+    class Holder:
+        generate = staticmethod(generate)
+        def __init__(self):
+            self.stream = stream_generate
+    holder, table = Holder(), {"step": generate_step}
+    def closing_over(function):
+        return lambda: function
+    closure = closing_over(generate)
     asker = Asker()
     asker.ask("main", PROMPTS[0])
     active = mlx_autobind.status().active
@@ -87,6 +96,8 @@ UNINSTALL = """
     mlx_autobind.uninstall()
     mlx_autobind.uninstall()
     after = left()
+    held = [vars(Holder)["generate"].__func__, holder.stream, table["step"], closure()]
+    after += [f"held {at}" for at, value in enumerate(held) if ours(value)]
     plain = isinstance(generation_stream, (mx.Stream, getattr(mx, "ThreadLocalStream", mx.Stream)))
     asker.ask("uninstalled", PROMPTS[1])
     mlx_autobind.install()

@@ -168,6 +168,63 @@ def test_a_model_built_without_load(source: str, run: Run, zoo: Path, stack: Sta
     assert steps["main"]["tokens"] == steps["worker"]["tokens"] == steps["right"]["tokens"]
 
 
+IN_TWO_PARTS = """
+    import mlx.core as mx
+    import mlx_lm
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    asker.ask("right", PROMPTS[0])
+    weights = mx.load(f"{sys.argv[1]}/model.safetensors")
+    part = {name: value for name, value in weights.items() if "layers.1" in name}
+    mx.save_safetensors("part.safetensors", part)
+    asker.model = mlx_lm.load(sys.argv[1], lazy=True)[0]
+    asker.model.load_weights("part.safetensors", strict=False)
+    os.chdir("/")
+    on_thread(asker.ask, "worker", PROMPTS[0])
+    from mlx_autobind.arrays import LAZY_MODELS
+    asker.steps["pending"] = len(LAZY_MODELS.pending)
+    asker.print()
+"""
+
+
+def test_weights_left_lazy_from_two_files(run: Run, checkpoint: Path, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, where any thread can use any stream")
+    text = "import os\n" + program(IN_TWO_PARTS)
+    steps = run(text, checkpoint, agent="import").clean()
+    assert steps["worker"].get("tokens") == steps["right"]["tokens"], steps["worker"]
+    assert steps["pending"] == 0
+
+
+HANDED_BACK = """
+    import json
+    import mlx_lm
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    def batch():
+        ids = [asker.tokenizer.encode(prompt) for prompt in PROMPTS[:2]]
+        return mlx_lm.batch_generate(
+            asker.model, asker.tokenizer, ids, max_tokens=6, return_prompt_caches=True
+        ).caches
+    def turn(cache):
+        answer = mlx_lm.stream_generate(
+            asker.model, asker.tokenizer, PROMPTS[3], max_tokens=6, prompt_cache=cache
+        )
+        return [response.token for response in answer]
+    right = [turn(cache) for cache in batch()]
+    caches = []
+    on_thread(lambda: caches.extend(batch()))
+    print(json.dumps([right, [turn(cache) for cache in caches]]))
+"""
+
+
+def test_prompt_caches_that_a_batch_hands_back(run: Run, checkpoint: Path, stack: Stack) -> None:
+    if stack.mlx_lm < (0, 31, 2):
+        pytest.skip("batch_generate of this mlx-lm hands no prompt caches back")
+    right, crossed = run(program(HANDED_BACK), checkpoint, agent="import").clean()
+    assert crossed == right
+
+
 BATCH = """
     import json, sys
     import mlx_lm
@@ -176,11 +233,6 @@ BATCH = """
     asker = Asker()
     identifiers = [asker.tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
     eos = asker.tokenizer.eos_token_ids
-    try:
-        generator = BatchGenerator(asker.model, max_tokens=8, stop_tokens=[[each] for each in eos])
-        generator.insert(identifiers[:1])
-    except TypeError:
-        stop = set(eos)
     if not hasattr(BatchGenerator, "next_generated"):
         make = lambda: BatchGenerator(asker.model, max_tokens=8, stop_tokens=set(eos))
         step = lambda generator: generator.next()

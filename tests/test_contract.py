@@ -37,8 +37,6 @@ def test_called_by_hand_in_each_worker(
     setting: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
 ) -> None:
     outcome = run(program(BY_HAND), checkpoint, agent="none", env={"MLX_AUTOBIND": setting})
-    if outcome.code == -6 and setting == "off":
-        pytest.fail(outcome.stderr)
     steps, streams = outcome.clean()
     assert wrong(steps, reference) == {}
     assert all(found[1:] == [True, True, True] for found in streams.values())

@@ -16,7 +16,7 @@ ESCAPES = {
     "weights": (
         "asker.model.model.norm.weight = asker.model.model.norm.weight * 1.0",
         "asker.ask('main', PROMPTS[0])",
-        "the weights of the model",
+        "weights of the model, or what was computed from them",
     ),
     "a private array": (
         "asker.model.model._scale = mx.ones((1,)) * 2\n"
@@ -31,7 +31,15 @@ ESCAPES = {
     "an argument": (
         "asker.prompt = mx.array(asker.tokenizer.encode(PROMPTS[0])) + 0",
         "list(generate_step(asker.prompt, asker.model, max_tokens=3))",
-        "left lazy on another thread",
+        "an array given as an argument",
+    ),
+    "a prompt cache": (
+        "asker.cache = make_prompt_cache(asker.model)\n"
+        "    asker.ask('maker', PROMPTS[1], prompt_cache=asker.cache)\n"
+        "    for each in asker.cache:\n"
+        "        each.keys = each.keys * 1.0",
+        "asker.ask('main', PROMPTS[0], prompt_cache=asker.cache)",
+        "a prompt cache",
     ),
 }
 
@@ -40,10 +48,12 @@ ESCAPING = """
     import mlx.core as mx
     import mlx_lm, mlx_autobind
     from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
     from asking import PROMPTS, Asker as Base
     class Asker(Base):
-        def ask(self, step, prompt):
-            list(mlx_lm.stream_generate(self.model, self.tokenizer, prompt, max_tokens=3))
+        def ask(self, step, prompt, **options):
+            options["max_tokens"] = 3
+            list(mlx_lm.stream_generate(self.model, self.tokenizer, prompt, **options))
     asker = Asker()
     made, leave = threading.Event(), threading.Event()
     def work():
@@ -102,6 +112,38 @@ def test_the_note(what: str, ends: bool, run: Run, checkpoint: Path, stack: Stac
     assert span["status"]["status_code"] == "ERROR"
     assert NO_STREAM in span["status"]["description"]
     assert span["attributes"]["error.type"] == "RuntimeError"
+
+
+def test_strict_does_not_replace_the_error(run: Run, checkpoint: Path, stack: Stack) -> None:
+    if not stack.binds_on_cpu:
+        pytest.skip("on this mlx no stream is bound to a thread on the CPU: nothing fails")
+    make, use, _ = ESCAPES["a prompt cache"]
+    text = ESCAPING.format(
+        make=make.replace("\n    ", "\n        "),
+        use=use,
+        ends=True,
+        generate="asker.ask('maker', PROMPTS[1])",
+    )
+    outcome = run(program(text), checkpoint, agent="import", env={"MLX_AUTOBIND_STRICT": "1"})
+    assert outcome.code == 0, outcome.stderr
+    assert NO_STREAM in outcome.result[0]
+
+
+def test_nothing_of_an_error_s_text_is_recorded(run: Run, checkpoint: Path) -> None:
+    text = """
+        import json
+        import mlx_lm, mlx_autobind
+        from asking import Asker
+        asker = Asker()
+        def sampler(logprobs):
+            raise RuntimeError("There is no Stream(cpu, 7) in current thread. canary")
+        try:
+            mlx_lm.generate(asker.model, asker.tokenizer, "w3", max_tokens=3, sampler=sampler)
+        except RuntimeError:
+            print(json.dumps(repr(mlx_autobind.rebinds())))
+    """
+    outcome = run(program(text), checkpoint, agent="import", sdk=True)
+    assert "canary" not in outcome.clean() + repr(outcome.spans)
 
 
 def test_other_errors_get_no_note(run: Run, checkpoint: Path) -> None:
