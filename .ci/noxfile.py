@@ -1,6 +1,10 @@
 """The test suite on other stacks: `nox -f .ci/noxfile.py`, or one of them with `-s NAME`."""
 
+from pathlib import Path
+
 import nox
+
+ROOT = Path(__file__).resolve().parent.parent
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_existing_virtualenvs = False
@@ -19,6 +23,7 @@ STACKS = {
 @nox.parametrize("stack", [nox.param(name, id=name) for name in STACKS])
 def tests(session: nox.Session, stack: str) -> None:
     """Run the whole suite against one stack."""
+    session.chdir(ROOT)
     mlx, mlx_lm = STACKS[stack]
     session.install(".[test]", f"mlx[cpu]=={mlx}", f"mlx-lm=={mlx_lm}")
     session.run("python", "-m", "pytest", "--quiet", *session.posargs)
@@ -27,5 +32,6 @@ def tests(session: nox.Session, stack: str) -> None:
 @nox.session(python=["3.10", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
     """Run the whole suite on another Python, with the newest libraries."""
+    session.chdir(ROOT)
     session.install(".[test]")
     session.run("python", "-m", "pytest", "--quiet", *session.posargs)
