@@ -105,6 +105,8 @@ LAZY_CROSSINGS = {
 def test_weights_left_lazy(
     crossing: str, run: Run, checkpoint: Path, reference: dict[str, list[int]], stack: Stack
 ) -> None:
+    if stack.inert and "at once" in crossing:
+        pytest.skip("two threads that evaluate the same arrays at once crash this mlx by itself")
     text = program(LAZY.format(crossing=LAZY_CROSSINGS[crossing].strip()))
     without = run(text, checkpoint, agent="none").result
     failed = [step for step in without.values() if NO_STREAM in step.get("error", "")]

@@ -1,5 +1,6 @@
 """The scenarios of the documentation: each shown failing without the agent where it does."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def test_a_pool_left_to_the_interpreter_aborts_without_the_agent(
 ) -> None:
     if not stack.binds_on_cpu:
         pytest.skip("this mlx ends its threads cleanly on the CPU: there is no failure to show")
+    if sys.version_info >= (3, 13):
+        pytest.skip("Python 3.13 joins a thread once the system has ended it: nothing to show")
     # Three runs of ten abort here; that 30 in a row do not has a chance of 1 in 40,000.
     for _ in range(30):
         outcome = run(program(POOL_LEFT), checkpoint, agent="none")
