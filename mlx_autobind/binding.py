@@ -99,6 +99,8 @@ class ThreadExit:
     the interpreter is finalising or gone by then, it aborts the process or reads freed
     memory (exit codes 134 and 139; mlx 0.32.4). The main thread's locals go when its
     modules have gone, so that what the program does at exit still has its streams.
+    ``mx.clear_streams`` clears the compile cache from mlx 0.32.1 on (read: #4248); on 0.31.2
+    and 0.32.0 a process can still abort.
 
     One per thread: to replace it would run it, and clear the stream just made.
     """
