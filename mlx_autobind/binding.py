@@ -133,7 +133,6 @@ def _no_clear() -> None:
 
 
 _new_stream = mx.new_stream
-_default_stream = mx.default_stream
 _set_default_stream = mx.set_default_stream
 _clear_streams: Callable[[], None] = getattr(mx, "clear_streams", _no_clear)
 

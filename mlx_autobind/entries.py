@@ -111,10 +111,13 @@ def wrap_producer(function: Function, site: Site) -> Function:
 def _realise_produce(
     function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:
-    lazy = bool(inspect.signature(function).bind(*args, **kwargs).arguments.get("lazy"))
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    lazy = bool(given.get("lazy"))
     models = [each for each in _members(result) if isinstance(each, Module)]
     # Adapters go into a model that may itself have been left lazy.
-    into_lazy = any(model in args and LAZY_MODELS.holds(model) for model in models)
+    into_lazy = any(
+        LAZY_MODELS.holds(model) for model in models for each in given.values() if each is model
+    )
     realise(result, private_only=lazy or into_lazy)
     if not lazy:
         if not into_lazy:

@@ -130,7 +130,7 @@ class Patches:
         wrapper = _put(owner, name, wrap, site, entry.kind)
         self._patches.append(Patch(owner, name, wrapper, function, site))
         if late:
-            _replace_names({id(function): (function, wrapper)})
+            _replace_names(function, wrapper)
 
     @shielded
     def _wrap_function(
@@ -143,7 +143,7 @@ class Patches:
         self._patches.append(Patch(owner, name, wrapper, original, site))
         # `from mlx.core import *` may have come before the library, whenever we came.
         if owner is mx:
-            _replace_names({id(original): (original, wrapper)})
+            _replace_names(original, wrapper)
 
     def undo(self) -> None:
         """Take out every wrapper and every handle, wherever they were copied to."""
@@ -181,16 +181,15 @@ def _site_of(function: Any) -> Site | None:
     return None
 
 
-def _replace_names(swaps: dict[int, tuple[object, object]]) -> None:
-    """Have every module that took one of the names `swaps` gives call the other."""
+def _replace_names(old: object, new: object) -> None:
+    """Have every module that took the name `old` call `new`."""
     for module_name, module in list(sys.modules.items()):
         if str(module_name).startswith("mlx_autobind."):
             continue  # we call what we wrapped
         with contextlib.suppress(TypeError):  # something that is no module
             namespace = namespace_of(module)
             for name, value in list(namespace.items()):
-                old, new = swaps.get(id(value), (None, None))
-                if value is old and old is not None:
+                if value is old:
                     namespace[name] = new
 
 

@@ -8,6 +8,7 @@ from opentelemetry import trace
 from opentelemetry.util.types import AttributeValue
 
 import mlx_autobind
+from mlx_autobind import targets
 from mlx_autobind.records import RING, Record
 from mlx_autobind.shield import shielded
 
@@ -41,7 +42,7 @@ def attributes(record: Record) -> dict[str, AttributeValue]:
     }
     if record.error is not None:
         found["error.type"] = "RuntimeError"
-    for library in ("mlx", "mlx_lm", "mlx_vlm"):
+    for library, _ in targets.VERSIONED:
         version = getattr(record.versions, library)
         if version is not None:
             found[f"mlx_autobind.{library}.version"] = version
