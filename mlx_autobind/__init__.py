@@ -54,7 +54,7 @@ _LAZY = {
 
 # The packages of `mlx_autobind.targets`, and the variables of `mlx_autobind.settings`;
 # tests hold both equal to theirs.
-PACKAGES = frozenset(("mlx_lm", "mlx_vlm"))
+PACKAGES = frozenset(("mlx_lm", "mlx_vlm", "mlx_audio", "mlx_whisper", "mlx_embeddings"))
 VARIABLES = (
     "MLX_AUTOBIND",
     "MLX_AUTOBIND_MODE",

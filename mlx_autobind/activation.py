@@ -28,7 +28,7 @@ def loaded(module: ModuleType) -> None:
     and does not see ``importlib.reload``.
     """
     finish()
-    if module.__name__ in ROWS:
+    if targets.row(ROWS, module.__name__) is not None:
         wrapt.register_post_import_hook(imported, module.__name__)
 
 
@@ -59,9 +59,9 @@ def read_settings() -> frozenset[str]:
 
 def patch_imported() -> None:
     """Patch what had been imported before the agent was installed."""
-    for name in ROWS:
+    for name, module in list(sys.modules.items()):
         # What stands there may be None, or a stand-in of a test's.
-        if isinstance(sys.modules.get(name), ModuleType):
+        if isinstance(module, ModuleType) and targets.row(ROWS, name) is not None:
             _patch_late(name)
 
 
@@ -80,10 +80,11 @@ def _patch_late(name: str) -> None:
 def _patch(module: ModuleType, late: bool) -> None:
     # A module that does not import mlx.core has no handle, and we must not import it:
     # that can abort the interpreter on a machine without a usable Metal device.
-    if "mlx.core" in sys.modules:
+    row = targets.row(ROWS, module.__name__)
+    if row is not None and "mlx.core" in sys.modules:
         from mlx_autobind.patching import PATCHES
 
-        PATCHES.apply(module, ROWS[module.__name__], late=late)
+        PATCHES.apply(module, row, late=late)
 
 
 def undo() -> None:

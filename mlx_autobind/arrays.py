@@ -6,6 +6,7 @@ stream can be used by its own thread alone. Once evaluated an array belongs to n
 
 import threading
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx_autobind import targets
 from mlx_autobind.shield import shielded
 
 # Objects of these packages are searched for arrays: caches, responses, output classes.
-_PACKAGES = tuple(f"{package}." for _, package in targets.VERSIONED)
+_PACKAGES = tuple(f"{package}." for package in targets.PACKAGES)
 
 
 def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
@@ -46,7 +47,7 @@ def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
             held = dict.items(item)
             stack += [(inner, wanted or str(name).startswith("_")) for name, inner in held]
             stack += [(inner, True) for inner in vars(item).values()]
-        elif isinstance(item, dict):
+        elif isinstance(item, (dict, UserDict)):
             stack += [(inner, wanted) for inner in item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
             stack += [(inner, wanted) for inner in item]

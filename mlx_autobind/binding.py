@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind import arrays, daemons, records, shield, targets
+from mlx_autobind import arrays, daemons, records, shield, state, targets
 from mlx_autobind.handles import (
     HANDLES,
     StreamHandle,
@@ -307,7 +307,7 @@ def _after_fork_in_child() -> None:
     """Start over: the lock may have been held, and no stream outlives a fork."""
     global _STREAM_REBIND_LOCK, _forked
     _STREAM_REBIND_LOCK = threading.RLock()
-    for module in (shield, daemons, arrays):
+    for module in (shield, daemons, arrays, state):
         module.after_fork_in_child()
     if THREAD.exit is not None:
         THREAD.exit.disarm()

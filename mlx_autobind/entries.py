@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Generator
@@ -18,31 +19,38 @@ from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop, warn_i
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
 from mlx_autobind.shield import shielded
+from mlx_autobind.state import STATES, Stepped
 
 # By this attribute a wrapper of ours is known, also through what lies on top of it.
 SITE = "_mlx_autobind_site"
 
 if TYPE_CHECKING:
     _Proxy = wrapt.ObjectProxy[Callable[..., Any]]
+    _CallableProxy = wrapt.CallableObjectProxy[Any]
 else:
     _Proxy = wrapt.ObjectProxy
+    _CallableProxy = wrapt.CallableObjectProxy
 
 Function = Callable[..., Any]
 
 
-def wrap(function: Function, site: Site, kind: str) -> Function:
-    """Return `function` wrapped as an entry point of `kind`.
+def wrap(function: Function, site: Site, entry: targets.Entry) -> Function:
+    """Return `function` wrapped as the entry point `entry`.
 
     What the function is counts more than what the table says: a release may turn a
     generator function into a plain one, or the other way round.
     """
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & inspect.CO_GENERATOR:
-        return GeneratorEntry(function, site)
-    if kind == targets.PRODUCER:
+        return GeneratorEntry(function, site, entry.own)
+    if entry.kind == targets.PRODUCER:
         wrapper = wrap_producer(function, site)
+    elif entry.kind == targets.PREPARER:
+        wrapper = wrap_preparer(function, site)
+    elif entry.kind == targets.STATEFUL:
+        wrapper = wrap_call(in_generation(function, site, entry.own), site)
     else:
-        wrapper = wrap_call(function, site, hands_back=kind == targets.BATCH)
+        wrapper = wrap_call(function, site, hands_back=entry.kind == targets.BATCH)
     setattr(wrapper, SITE, site)
     # inspect.getfullargspec does not follow __wrapped__, and programs ask it which
     # arguments they may pass.
@@ -103,6 +111,79 @@ def wrap_producer(function: Function, site: Site) -> Function:
             raise
         _realise_produce(function, args, kwargs, result)
         return result
+
+    return wrapper
+
+
+def in_generation(function: Function, site: Site, own: str | None) -> Function:
+    """Return `function` with the state that its model keeps on itself kept apart."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not site.active:
+            return function(*args, **kwargs)
+        if own is not None:
+            args, kwargs = with_own(own, args, kwargs) or (args, kwargs)
+        generation = STATES.of(args[0], args[1:]) if args else None
+        if generation is None:
+            return function(*args, **kwargs)
+        with generation:
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+_PROCESSOR = 1  # where mlx-vlm's functions take it
+
+
+class Lent(_CallableProxy):
+    """A processor with one attribute of its own; all else is the processor's."""
+
+    def __init__(self, processor: Any, name: str, value: Any) -> None:
+        super().__init__(processor)
+        self._self_own = (name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_self_"):
+            own, value = object.__getattribute__(self, "_self_own")
+            if name == own:
+                return value
+        return super().__getattribute__(name)
+
+
+@shielded
+def with_own(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments with a processor that has an attribute `name` of its own.
+
+    Returns:
+        None if no processor among the arguments has such an attribute.
+    """
+    processor = args[_PROCESSOR] if len(args) > _PROCESSOR else kwargs.get("processor")
+    shared = getattr(processor, name, None)
+    if processor is None or shared is None:
+        return None
+    # Not copy.copy: it sets a property of mlx-vlm's detokenizer that cannot be set.
+    mine: Any = object.__new__(type(shared))
+    vars(mine).update(vars(shared))
+    mine.reset()
+    lent = Lent(processor, name, mine)
+    if len(args) > _PROCESSOR:
+        return (*args[:_PROCESSOR], lent, *args[_PROCESSOR + 1 :]), kwargs
+    return args, {**kwargs, "processor": lent}
+
+
+def wrap_preparer(function: Function, site: Site) -> Function:
+    """Return `function` as a producer for the program, and as it is for its own library."""
+    producer = wrap_producer(function, site)
+    library = f"{site.name.partition('.')[0]}."
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        chosen = function if caller.startswith(library) else producer
+        return chosen(*args, **kwargs)
 
     return wrapper
 
@@ -190,9 +271,12 @@ class GeneratorEntry(_Proxy):
     while wrong arguments still fail at the call, as they do without the agent.
     """
 
-    def __init__(self, function: Function, site: Site) -> None:
+    def __init__(self, function: Function, site: Site, own: str | None = None) -> None:
         super().__init__(function)
         self._self_site = site
+        # Where a release takes care of it by itself there is nothing to lend.
+        names = function.__code__.co_names
+        self._self_own = own if own in names else None
 
     @property
     def _mlx_autobind_site(self) -> Site:
@@ -202,6 +286,8 @@ class GeneratorEntry(_Proxy):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and return its generator with each step bound."""
+        if self._self_own is not None and self._self_site.active:
+            args, kwargs = with_own(self._self_own, args, kwargs) or (args, kwargs)
         inner = self.__wrapped__(*args, **kwargs)
         if not isinstance(inner, types.GeneratorType):
             # Another agent's wrapper made something else of it. What that steps in the
@@ -212,9 +298,11 @@ class GeneratorEntry(_Proxy):
             weakref.ref(each) if isinstance(each, mx.array) else each
             for each in (*args, *kwargs.values())
         )
+        generation = STATES.begin((*args, *kwargs.values()))
+        stepped = inner if generation is None else Stepped(inner, generation)
         outer = cast(
             "types.GeneratorType[Any, Any, Any]",
-            step(inner, self._self_site, held, kwargs.get("prompt_cache")),
+            step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
         )
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
@@ -251,7 +339,7 @@ def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
 
 
 def step(
-    inner: "types.GeneratorType[Any, Any, Any]",
+    inner: "types.GeneratorType[Any, Any, Any] | Stepped",
     site: Site,
     held: tuple[Any, ...] = (),
     prompt_cache: Any = None,

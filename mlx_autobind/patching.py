@@ -127,7 +127,7 @@ class Patches:
                 self._patches.append(Patch(owner, name, function, function, site))
             return
         site = Site(f"{module.__name__}.{entry.path}", namespace_of(module), handle, late)
-        wrapper = _put(owner, name, wrap, site, entry.kind)
+        wrapper = _put(owner, name, wrap, site, entry)
         self._patches.append(Patch(owner, name, wrapper, function, site))
         if late:
             _replace_names(function, wrapper)

@@ -1,5 +1,6 @@
 """Arrays that cross threads: weights, private arrays, prompt caches."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,49 +228,14 @@ def test_prompt_caches_that_a_batch_hands_back(run: Run, checkpoint: Path, stack
     assert crossed == right
 
 
-BATCH = """
-    import json, sys
-    import mlx_lm
-    from mlx_lm.generate import BatchGenerator
-    from asking import Asker, PROMPTS, on_thread
-    asker = Asker()
-    identifiers = [asker.tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
-    eos = asker.tokenizer.eos_token_ids
-    if not hasattr(BatchGenerator, "next_generated"):
-        make = lambda: BatchGenerator(asker.model, max_tokens=8, stop_tokens=set(eos))
-        step = lambda generator: generator.next()
-    else:
-        make = lambda: BatchGenerator(
-            asker.model, max_tokens=8, stop_tokens=[[each] for each in eos]
-        )
-        step = lambda generator: generator.next_generated()
-    def drain(generator, tokens):
-        while any(each is not None for each in tokens.values()) and len(done) < len(tokens):
-            for response in step(generator) or ():
-                tokens[response.uid].append(response.token)
-                if response.finish_reason is not None:
-                    done.add(response.uid)
-    results = {}
-    for name in ("main", "worker"):
-        done = set()
-        generator = make()
-        tokens = {uid: [] for uid in generator.insert(identifiers)}
-        if name == "main":
-            drain(generator, tokens)
-        else:
-            on_thread(drain, generator, tokens)
-        generator.close() if hasattr(generator, "close") else None
-        results[name] = list(tokens.values())
-    print(json.dumps(results))
-"""
-
-
-def test_a_batch_fed_on_one_thread_and_stepped_on_another(
+def test_what_one_stream_for_each_thread_cannot_cure_is_explained(
     run: Run, checkpoint: Path, stack: Stack
 ) -> None:
-    if stack.mlx_lm < (0, 28):
-        pytest.skip("this mlx-lm has no BatchGenerator")
-    found = run(program(BATCH), checkpoint, agent="import").clean()
-    assert found["worker"] == found["main"]
-    assert len(found["main"]) == 3
-    assert all(found["main"])
+    found = run(harness.PROGRAMS / "limits.py", checkpoint, agent="import").clean()
+    assert len(found) == 2 if stack.mlx_lm >= (0, 28) else 1
+    expected = "explained: " if stack.binds_on_cpu and sys.version_info >= (3, 11) else ""
+    for step in found.values():
+        if stack.binds_on_cpu:
+            assert step.startswith(f"{expected}RuntimeError: {NO_STREAM}")
+        else:
+            assert step == "right"

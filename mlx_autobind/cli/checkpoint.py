@@ -59,11 +59,12 @@ def make(folder: Path, config: dict[str, Any] | None = None) -> Path:
         for name, value in parameters
     }
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of `VOCABULARY` words to `folder`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["<s>", "</s>", "<unk>", *(f"w{at}" for at in range(VOCABULARY - 3))]

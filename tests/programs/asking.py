@@ -2,11 +2,13 @@
 
 import json
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import mlx_lm
+from threads import on_thread
+
+__all__ = ["PROMPTS", "Asker", "on_thread"]
 
 PROMPTS = [f"w{at} w{at + 7} w{2 * at} w5" for at in range(3, 19)]
 
@@ -33,10 +35,3 @@ class Asker:
     def print(self) -> None:
         """Print the steps as the last line."""
         print(json.dumps(self.steps), flush=True)
-
-
-def on_thread(work: Callable[..., None], *arguments: object, name: str | None = None) -> None:
-    """Run `work` on a thread of its own, and wait for it."""
-    thread = threading.Thread(target=work, args=arguments, name=name)
-    thread.start()
-    thread.join()

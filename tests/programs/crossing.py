@@ -5,22 +5,23 @@ Prints, for each crossing, "right", the wrong result, or the error.
 
 import contextlib
 import gc
-import json
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
-from asking import PROMPTS, on_thread
+from asking import PROMPTS
+from batches import batched
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from threads import Comparison, Runner, elsewhere, here, on_thread
 
 checkpoint = sys.argv[1]
 model, tokenizer = mlx_lm.load(checkpoint)[:2]
-results: dict[str, Any] = {}
+comparison = Comparison()
+compare = comparison.compare
 
 
 def tokens(prompt: str, on: Any = None, stop_after: int | None = None, **options: Any) -> list[int]:
@@ -35,33 +36,6 @@ def tokens(prompt: str, on: Any = None, stop_after: int | None = None, **options
     return found
 
 
-def elsewhere(work: Callable[[], Any]) -> Any:
-    """Return what `work` gives on a thread of its own; raise what it raises."""
-    outcome: list[Any] = []
-
-    def keep() -> None:
-        try:
-            outcome.extend([work(), None])
-        except Exception as error:
-            outcome.extend([None, error])
-
-    on_thread(keep)
-    if outcome[1] is not None:
-        raise outcome[1]
-    return outcome[0]
-
-
-def compare(name: str, right: Callable[[], Any], crossing: Callable[[], Any]) -> None:
-    """Keep whether `crossing` gives what `right` gives."""
-    expected = right()
-    try:
-        found = crossing()
-    except Exception as error:
-        results[name] = f"{type(error).__name__}: {error}"
-    else:
-        results[name] = "right" if found == expected else f"{found} is not {expected}"
-
-
 def plain() -> list[int]:
     return tokens(PROMPTS[0])
 
@@ -73,6 +47,13 @@ compare(
 )
 
 
+compare(
+    "S5 left lazy by a worker, generated with on main",
+    plain,
+    lambda: tokens(PROMPTS[0], elsewhere(lambda: mlx_lm.load(checkpoint, lazy=True)[0])),
+)
+
+
 def loaded_and_asked_on_two_workers() -> list[int]:
     loaded = elsewhere(lambda: mlx_lm.load(checkpoint)[0])
     answer: list[int] = elsewhere(lambda: tokens(PROMPTS[0], loaded))
@@ -80,8 +61,6 @@ def loaded_and_asked_on_two_workers() -> list[int]:
 
 
 compare("S4 load on a worker, generate on another", plain, loaded_and_asked_on_two_workers)
-
-Runner = Callable[[Callable[[], Any]], Any]
 
 
 def turns(run: Runner, stop_after: int | None, **options: Any) -> Any:
@@ -91,10 +70,6 @@ def turns(run: Runner, stop_after: int | None, **options: Any) -> Any:
         run(partial(tokens, prompt, None, stop_after, prompt_cache=cache, **options))
         for prompt in PROMPTS[:3]
     ]
-
-
-def here(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 QUANTISED = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 0}
@@ -195,12 +170,32 @@ compare(
 )
 
 
+def after_a_clear() -> list[list[int]]:
+    """Return answers after the program itself has cleared the streams of each thread."""
+
+    def cleared() -> list[int]:
+        tokens(PROMPTS[1])
+        if hasattr(mx, "clear_streams"):
+            mx.clear_streams()
+        return tokens(PROMPTS[0])
+
+    return [elsewhere(cleared), cleared()]
+
+
 def speculative() -> list[int]:
     return tokens(PROMPTS[0], draft_model=model, num_draft_tokens=2)
 
 
 if "sliding" not in checkpoint:  # the rotating cache cannot be rewound
     compare("speculative decoding on a worker", speculative, lambda: elsewhere(speculative))
+
+
+if hasattr(mlx_lm, "batch_generate") and "sliding" not in checkpoint:
+    compare(
+        "S10 a batch fed on a worker, stepped on main",
+        partial(batched, model, tokenizer, PROMPTS[:3], here, [here]),
+        partial(batched, model, tokenizer, PROMPTS[:3], elsewhere, [here]),
+    )
 
 
 def batch() -> list[str]:
@@ -211,4 +206,6 @@ def batch() -> list[str]:
 
 if hasattr(mlx_lm, "batch_generate"):
     compare("batch_generate on a worker", batch, lambda: elsewhere(batch))
-print(json.dumps(results))
+# The last, since without the agent the main thread has no stream from then on.
+compare("S15 after clear_streams", lambda: [tokens(PROMPTS[0])] * 2, after_a_clear)
+comparison.print()
