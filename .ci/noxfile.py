@@ -1,5 +1,6 @@
 """The test suite on other stacks: `nox -f .ci/noxfile.py`, or one of them with `-s NAME`."""
 
+import os
 from pathlib import Path
 
 import nox
@@ -35,3 +36,81 @@ def pythons(session: nox.Session) -> None:
     session.chdir(ROOT)
     session.install(".[test]")
     session.run("python", "-m", "pytest", "--quiet", *session.posargs)
+
+
+# mlx, mlx-lm and mlx-vlm. Every mlx with every mlx-lm that runs on it, and every mlx with
+# every mlx-vlm that pip puts beside it, are in it at least once.
+MATRIX = (
+    ("0.31.1", "0.28.4", "0.3.9"),
+    ("0.31.1", "0.30.7", None),
+    ("0.31.1", "0.31.1", "0.4.4"),
+    ("0.31.1", "0.31.2", None),
+    ("0.31.2", "0.28.4", "0.3.9"),
+    ("0.31.2", "0.30.7", None),
+    ("0.31.2", "0.31.1", None),
+    ("0.31.2", "0.31.2", "0.4.4"),
+    ("0.31.2", "0.31.3", "0.5.0"),
+    ("0.31.2", "0.32.2", None),
+    ("0.32.0", "0.28.4", "0.3.9"),
+    ("0.32.0", "0.30.7", None),
+    ("0.32.0", "0.31.1", None),
+    ("0.32.0", "0.31.2", "0.4.4"),
+    ("0.32.0", "0.31.3", "0.5.0"),
+    ("0.32.0", "0.32.2", "0.6.15"),
+    ("0.32.4", "0.28.4", "0.3.9"),
+    ("0.32.4", "0.30.7", None),
+    ("0.32.4", "0.31.1", "0.4.4"),
+    ("0.32.4", "0.31.2", "0.4.4"),
+    ("0.32.4", "0.31.3", "0.5.0"),
+    ("0.32.4", "0.31.3", "0.6.5"),
+    ("0.32.4", "0.32.2", "0.6.15"),
+    ("0.32.4", "0.32.2", "0.7.10"),
+)
+
+# The stacks that differ most: what CI runs.
+COVERING = (
+    ("0.31.1", "0.31.1", "0.4.4"),
+    ("0.32.0", "0.31.3", "0.5.0"),
+    ("0.32.4", "0.31.2", "0.4.4"),
+    ("0.32.4", "0.32.2", "0.7.10"),
+)
+
+# Where the runs are collected; `table` reads them from there.
+RUNS = Path(os.environ.get("MLX_AUTOBIND_RUNS", ROOT / ".nox" / "compatibility"))
+
+
+def run_scenarios(session: nox.Session, mlx: str, mlx_lm: str, mlx_vlm: str | None) -> None:
+    """Run every scenario on one stack, and leave the result in `RUNS`."""
+    session.chdir(ROOT)
+    vision = [f"mlx-vlm=={mlx_vlm}"] if mlx_vlm else []
+    libraries = [f"mlx[cpu]=={mlx}", f"mlx-lm=={mlx_lm}", *vision]
+    session.install(".", "pytest", "fastapi", "uvicorn", *libraries)
+    session.run("python", "-m", "tests.compatibility", "run", str(RUNS), *session.posargs)
+
+
+@nox.session(python=["3.11"], tags=["matrix"])
+@nox.parametrize("stack", [nox.param(stack, id="+".join(filter(None, stack))) for stack in MATRIX])
+def matrix(session: nox.Session, stack: tuple[str, str, str | None]) -> None:
+    """Run every scenario on one stack of the matrix."""
+    run_scenarios(session, *stack)
+
+
+@nox.session(python=["3.11"])
+def covering(session: nox.Session) -> None:
+    """Run every scenario on the stacks that differ most."""
+    for stack in COVERING:
+        run_scenarios(session, *stack)
+
+
+@nox.session(python=["3.10", "3.12", "3.13", "3.14", "3.14t"], tags=["matrix"])
+def matrix_pythons(session: nox.Session) -> None:
+    """Run every scenario on the newest stack, with another Python."""
+    run_scenarios(session, *MATRIX[-1])
+
+
+@nox.session(python=["3.11"], tags=["matrix"])
+def table(session: nox.Session) -> None:
+    """Write docs/compatibility.md from what the other sessions have left."""
+    session.chdir(ROOT)
+    session.install(".[lm]", "pytest")
+    session.run("python", "-m", "tests.compatibility", "table", str(RUNS), "--into", "docs")

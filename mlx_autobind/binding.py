@@ -16,7 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind import arrays, daemons, records, shield, state, targets
+from mlx_autobind import arrays, daemons, random_state, records, shield, state, targets
 from mlx_autobind.handles import (
     HANDLES,
     StreamHandle,
@@ -25,6 +25,7 @@ from mlx_autobind.handles import (
     restore,
     stream_index,
 )
+from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.records import Stopwatch
 from mlx_autobind.shield import report, shielded
 
@@ -154,6 +155,7 @@ def bind(entry_point: str, *, late: bool) -> None:
                 _set_default_stream(streams[name])
         THREAD.streams, THREAD.bound = streams, THREAD.identity
     clear_at_exit()
+    RANDOM_STATE.take()
     stopwatch.stop()
     for name, stream in streams.items():
         records.emit(
@@ -288,6 +290,7 @@ def clear_streams(original: Callable[[], None]) -> Callable[[], None]:
 
     @functools.wraps(original)
     def wrapper() -> None:
+        RANDOM_STATE.leave()
         original()
         THREAD.bound = None
         THREAD.chosen.clear()
@@ -307,7 +310,7 @@ def _after_fork_in_child() -> None:
     """Start over: the lock may have been held, and no stream outlives a fork."""
     global _STREAM_REBIND_LOCK, _forked
     _STREAM_REBIND_LOCK = threading.RLock()
-    for module in (shield, daemons, arrays, state):
+    for module in (shield, daemons, arrays, state, random_state):
         module.after_fork_in_child()
     if THREAD.exit is not None:
         THREAD.exit.disarm()

@@ -18,6 +18,7 @@ from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
 from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop, warn_if_forked
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
+from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shield import shielded
 from mlx_autobind.state import STATES, Stepped
 
@@ -331,6 +332,8 @@ def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
     enter(site)
     now = THREAD.bound
     if last is _NOT_STEPPED:
+        if site.active:
+            RANDOM_STATE.take()
         if LAZY_MODELS.pending:
             LAZY_MODELS.bring(held)
     elif now is not last and site.active:
@@ -372,8 +375,10 @@ def step(
             mine = thread.bound is last
             if inner.gi_frame is None:  # `inner` has ended: it returned or raised this
                 ended = isinstance(error, (StopIteration, GeneratorExit))
-                if prompt_cache is not None and mine and ended:
-                    realise(prompt_cache)
+                if mine and ended:
+                    if prompt_cache is not None:
+                        realise(prompt_cache)
+                    RANDOM_STATE.give_back()
                 if isinstance(error, StopIteration):
                     return error.value
                 if isinstance(error, RuntimeError) and site.active:

@@ -16,12 +16,14 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import binding, records, targets, telemetry
+from mlx_autobind import binding, random_state, records, targets, telemetry
 from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
 from mlx_autobind.entries import SITE, wrap, wrap_load_weights
 from mlx_autobind.handles import HANDLES, heap_places, namespace_of, write
+from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shield import shielded
+from mlx_autobind.state import STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Patches:
         if not any(patch.owner is mx for patch in self._patches):
             for name, factory in binding.CORE_WRAPPERS.items():
                 self._wrap_function(mx, name, factory)
+            self._wrap_function(mx.random, "seed", random_state.seed)
             site = Site("mlx.nn.Module.load_weights", {}, None, late=False)
             self._wrap_function(Module, "load_weights", wrap_load_weights, site)
         HANDLES.replace(module, target.handles, late=late)
@@ -142,7 +145,7 @@ class Patches:
         wrapper = _put(owner, name, factory, *([] if site is None else [site]))
         self._patches.append(Patch(owner, name, wrapper, original, site))
         # `from mlx.core import *` may have come before the library, whenever we came.
-        if owner is mx:
+        if owner in (mx, mx.random):
             _replace_names(original, wrapper)
 
     def undo(self) -> None:
@@ -158,6 +161,8 @@ class Patches:
             self.late = ()
             HANDLES.undo()
             LAZY_MODELS.clear()
+            STATES.clear()
+            RANDOM_STATE.clear()
 
 
 def _put(owner: Any, name: str, factory: Callable[..., Any], *rest: Any) -> Any:

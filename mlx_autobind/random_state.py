@@ -1,0 +1,132 @@
+"""Go on with one sequence of random numbers, as far as generations follow one another.
+
+Up to mlx 0.31.1 the process had one random state. From 0.31.2 on each thread has its own
+(read: python/src/random.cpp), which starts from the time at which the process drew its first
+number, the same for every thread, and ``mx.random.seed`` seeds the calling thread alone. So
+a seed set by the main thread means nothing to a worker, and two workers sample the same.
+"""
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_autobind.shield import shielded
+
+_BITS = 32
+_MASK = (1 << 2 * _BITS) - 1
+
+
+class _Thread(threading.local):
+    """What is known of the calling thread.
+
+    Attributes:
+        seeded: the program has seeded this thread, whose state is the program's own then.
+    """
+
+    seeded = False
+
+    def __init__(self) -> None:
+        self.identity = object()
+
+
+class RandomState:
+    """The random state of the process. One instance, `RANDOM_STATE`.
+
+    A thread takes the state as a generation begins and gives it back as it ends. What begins
+    in between gets one derived from it, which is another for each. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = _Thread()
+        # A key as one number, in which form it can be handed to any thread.
+        self._key: int | None = None
+        # The thread that has the newest state, and whether it is drawing from it.
+        self._holder: object = None
+        self._lent = False
+
+    @shielded
+    def take(self) -> None:
+        """Have the calling thread go on where the process is, unless it was seeded itself."""
+        thread = self._thread
+        with self._lock:
+            if self._holder is thread.identity or thread.seeded:
+                self._lent = self._lent or self._holder is thread.identity
+                return
+            own = self._key is None
+            if self._key is None:
+                self._key = _read()
+            if self._lent:
+                self._key = _derive(self._key)
+                own = False
+            self._holder, self._lent = thread.identity, True
+            key = self._key
+        if not own:
+            _seed(key)
+
+    @shielded
+    def give_back(self) -> None:
+        """Have the process go on where the calling thread is, if nothing else has begun."""
+        if self._holder is self._thread.identity:
+            key = _read()
+            with self._lock:
+                if self._holder is self._thread.identity:
+                    self._key, self._lent = key, False
+
+    def leave(self) -> None:
+        """Give the state back: that of the calling thread is about to be reset."""
+        self.give_back()
+        with self._lock:
+            if self._holder is self._thread.identity:
+                self._holder = None
+        self._thread.seeded = False
+
+    @shielded
+    def seeded(self, seed: int) -> None:
+        """Note that the program has seeded the calling thread."""
+        self._thread.seeded = True
+        with self._lock:
+            self._key, self._holder, self._lent = seed & _MASK, self._thread.identity, False
+
+    def clear(self) -> None:
+        """Start over, with a lock that another thread may have held."""
+        self._lock = threading.Lock()
+        self._key, self._holder, self._lent = None, None, False
+
+
+def _read() -> int:
+    """Return the key of the calling thread."""
+    state: Any = mx.random.state
+    high, low = state[0].tolist()
+    return int(high) << _BITS | int(low)
+
+
+def _derive(key: int) -> int:
+    digest = hashlib.blake2b(key.to_bytes(2 * _BITS // 8, "big"), digest_size=2 * _BITS // 8)
+    return int.from_bytes(digest.digest(), "big")
+
+
+# ``mx.random.seed(n)`` makes ``n`` the key itself: its upper and lower half.
+_seed: Callable[[int], None] = mx.random.seed
+
+RANDOM_STATE = RandomState()
+
+
+def seed(original: Callable[..., None]) -> Callable[..., None]:
+    """Return ``mx.random.seed`` that other threads hear of."""
+
+    @functools.wraps(original)
+    def wrapper(seed: int) -> None:
+        original(seed)
+        RANDOM_STATE.seeded(seed)
+
+    return wrapper
+
+
+def after_fork_in_child() -> None:
+    """Start over in a forked child."""
+    RANDOM_STATE.clear()

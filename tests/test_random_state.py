@@ -1,0 +1,134 @@
+"""Sampling: the random state of the process, as it was up to mlx 0.31.1."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.harness import program
+from tests.stacks import Stack
+
+SAMPLING = """
+    import threading
+    import mlx.core as mx
+    import mlx_lm
+    from asking import PROMPTS
+    from mlx_lm.sample_utils import make_sampler
+    from threads import Comparison, at_once, elsewhere, here
+    import json
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+
+    def sample(prompt=PROMPTS[0]):
+        answer = mlx_lm.stream_generate(
+            model, tokenizer, prompt, max_tokens=12, sampler=make_sampler(temp=2.0)
+        )
+        return [response.token for response in answer]
+
+    {program}
+"""
+
+SEEDED = """
+    def three(run):
+        mx.random.seed(7)
+        return [run(sample) for _ in range(3)]
+    def cleared(run):
+        mx.random.seed(7)
+        found = [run(sample)]
+        found.append(run(lambda: (sample(), mx.clear_streams())[0]))
+        found.append(run(sample))
+        return found
+    def drawing(run):
+        mx.random.seed(7)
+        first = run(sample)
+        return [first, mx.random.uniform().item() > 2, sample()]
+    print(json.dumps([three(here), three(elsewhere), three(elsewhere), drawing(elsewhere)]))
+"""
+# `cleared` is for an mlx that can clear streams.
+CLEARED = SEEDED.replace("three(elsewhere), drawing", "cleared(elsewhere), drawing")
+
+
+def test_a_seed_of_the_main_thread_reaches_workers(
+    run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    text = program(SAMPLING.format(program=SEEDED.strip()))
+    right, found, again, drawn = run(text, checkpoint, agent="import").clean()
+    assert right == found == again
+    assert len({tuple(answer) for answer in found}) == 3
+    assert drawn[0] == right[0]
+    if not stack.inert:
+        text = program(SAMPLING.format(program=CLEARED.strip()))
+        assert run(text, checkpoint, agent="import").clean()[2] == right
+    without = run(text, checkpoint, agent="none").result
+    if stack.inert:
+        assert without[0] == without[1]
+    elif not stack.fails:
+        assert without[0] != without[1]
+
+
+UNSEEDED = """
+    found = [elsewhere(sample) for _ in range(4)]
+    if hasattr(mx, "clear_streams"):  # an mlx with one state for all crashes
+        found += at_once([sample] * 4)
+    print(json.dumps(found))
+"""
+
+
+def test_workers_do_not_sample_the_same(run: Run, checkpoint: Path, stack: Stack) -> None:
+    """Each thread of mlx starts from one state: every answer of a new thread is the same."""
+    text = program(SAMPLING.format(program=UNSEEDED.strip()))
+    found = run(text, checkpoint, agent="import").clean()
+    assert len({tuple(answer) for answer in found}) == len(found) == (4 if stack.inert else 8)
+    if not stack.inert and not stack.fails:
+        without = run(text, checkpoint, agent="none").result
+        assert len({tuple(answer) for answer in without[:4]}) == 1
+
+
+OWN = """
+    # Written for an mlx whose threads have states of their own.
+    answers = {}
+    seeded = threading.Event()
+    def worker():
+        mx.random.seed(3)
+        seeded.set()
+        other.wait(60)
+        answers["worker"] = sample()
+        answers["again"] = sample()
+    other = threading.Event()
+    thread = threading.Thread(target=worker)
+    thread.start()
+    seeded.wait(60)
+    mx.random.seed(4)
+    other.set()
+    thread.join()
+    def alone():
+        mx.random.seed(3)
+        return [sample(), sample()]
+    print(json.dumps([list(answers.values()), elsewhere(alone)]))
+"""
+
+MAIN = """
+    mx.random.seed(5)
+    first = sample()
+    drawn = mx.random.uniform().item()
+    second = sample()
+    mx.random.seed(5)
+    print(json.dumps([first, drawn, second, sample(), mx.random.uniform().item(), sample()]))
+"""
+
+
+def test_a_thread_that_seeds_itself_keeps_its_state(
+    run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if stack.inert:
+        pytest.skip("this mlx has one random state for all threads, as it always had")
+    found, right = run(
+        program(SAMPLING.format(program=OWN.strip())), checkpoint, agent="import"
+    ).clean()
+    assert found == right
+
+
+def test_one_thread_samples_as_without_the_agent(run: Run, checkpoint: Path) -> None:
+    text = program(SAMPLING.format(program=MAIN.strip()))
+    found = run(text, checkpoint, agent="import").clean()
+    assert found[:3] == found[3:]
+    assert found == run(text, checkpoint, agent="none").result
