@@ -129,13 +129,24 @@ class TargetLoader:
 _finder = globals().get("_finder") or TargetFinder()
 
 
-def install() -> None:
+def install(mode: "str | None" = None) -> None:
     """Put the process under the agent.
 
     Idempotent. Importing the package calls it, unless ``MLX_AUTOBIND=off``; a call by
     hand installs all the same. What was imported before is patched at once, and the
     records say so (``late``). Not to be called on two threads at once.
+
+    Args:
+        mode: ``thread``, ``owner`` or ``shared``; None is what ``MLX_AUTOBIND_MODE`` says.
+
+    Raises:
+        ValueError: there is no such mode.
+        RuntimeError: a library is patched already, in another mode.
     """
+    if mode is not None:
+        from mlx_autobind import activation
+
+        activation.choose_mode(mode)
     if _finder in sys.meta_path:
         return
     if any(variable in environ for variable in VARIABLES):
@@ -180,6 +191,9 @@ def _activation(action: str, *arguments: object) -> "Any":
 
 
 def _at_exit() -> None:
+    owner = sys.modules.get("mlx_autobind.owner")
+    if owner is not None:
+        owner.OWNER.end()
     daemons = sys.modules.get("mlx_autobind.daemons")
     if daemons is not None:
         daemons.end()

@@ -45,6 +45,23 @@ def imported(module: ModuleType) -> None:
     _patch(module, late=False)
 
 
+def choose_mode(mode: str) -> None:
+    """Use `mode` from now on.
+
+    Raises:
+        ValueError: there is no such mode.
+        RuntimeError: a library is patched already, in another mode.
+    """
+    now = settings.current().mode
+    patching = sys.modules.get("mlx_autobind.patching")
+    if mode != now and patching is not None and patching.PATCHES.entry_points():
+        raise RuntimeError(
+            f"mode={mode!r}: the libraries are patched in mode {now!r} already; call "
+            f"mlx_autobind.install(mode={mode!r}) before they are imported, or uninstall() first"
+        )
+    settings.choose(mode)
+
+
 def installed() -> bool:
     """Tell whether the agent is installed."""
     return mlx_autobind._finder in sys.meta_path

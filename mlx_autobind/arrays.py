@@ -4,11 +4,12 @@ An array with pending work remembers the stream that the work was built on, and 
 stream can be used by its own thread alone. Once evaluated an array belongs to nobody.
 """
 
+import contextlib
 import threading
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -17,11 +18,15 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_autobind import targets
 from mlx_autobind.shield import shielded
 
+T = TypeVar("T")
+
 # Objects of these packages are searched for arrays: caches, responses, output classes.
 _PACKAGES = tuple(f"{package}." for package in targets.PACKAGES)
 
 
-def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
+def arrays_in(
+    value: Any, *, private_only: bool = False, modules: bool = True
+) -> Iterator[mx.array]:
     """Yield every array that `value` holds.
 
     In modules that is every array of every submodule, in its ``items()`` and in its
@@ -31,6 +36,7 @@ def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
     Args:
         value: a module, a cache, a response, or lists, tuples and dicts of such.
         private_only: leave out the parameters of modules.
+        modules: False leaves modules out altogether.
     """
     seen: set[int] = set()
     stack: list[tuple[Any, bool]] = [(value, not private_only)]
@@ -44,6 +50,8 @@ def arrays_in(value: Any, *, private_only: bool = False) -> Iterator[mx.array]:
             continue
         seen.add(id(item))
         if isinstance(item, Module):
+            if not modules:
+                continue
             held = dict.items(item)
             stack += [(inner, wanted or str(name).startswith("_")) for name, inner in held]
             stack += [(inner, True) for inner in vars(item).values()]
@@ -62,6 +70,37 @@ def realise(value: Any, *, private_only: bool = False) -> None:
     Costs about 1 us for each array that is evaluated already (tests/benchmarks/realise.py).
     """
     found = list(arrays_in(value, private_only=private_only))
+    if found:
+        mx.eval(found)
+
+
+@shielded
+def realise_arguments(arguments: Iterable[Any]) -> None:
+    """Evaluate the arrays among `arguments` that this thread can evaluate.
+
+    Those of models as well: the program may have changed their weights.
+    """
+    found = list(arrays_in(list(arguments)))
+    if not found:
+        return
+    try:
+        mx.eval(found)
+    except RuntimeError:
+        # One of them is pending on the thread that they are for.
+        for array in found:
+            with contextlib.suppress(RuntimeError):
+                mx.eval(array)
+
+
+def realise_result(result: T) -> T:
+    """Evaluate the arrays in `result`, modules apart, and return it."""
+    _realise_result(result)
+    return result
+
+
+@shielded
+def _realise_result(result: Any) -> None:
+    found = list(arrays_in(result, modules=False))
     if found:
         mx.eval(found)
 

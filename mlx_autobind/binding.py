@@ -11,7 +11,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import mlx.core as mx
@@ -74,21 +74,34 @@ class Site:
         namespace: the globals of its module.
         handle: the name of the handle in there.
         late: True if the module had been imported before the agent was installed.
+        method: True if it is a method, whose first argument is the object.
         active: False once the agent is uninstalled; a wrapper that could not be removed
             (another agent's closure holds it) then passes calls straight through.
     """
 
-    __slots__ = ("active", "handle", "late", "name", "namespace")
+    __slots__ = ("active", "handle", "late", "method", "name", "namespace")
 
     def __init__(
-        self, name: str, namespace: dict[str, Any], handle: str | None, late: bool
+        self,
+        name: str,
+        namespace: dict[str, Any],
+        handle: str | None,
+        late: bool,
+        *,
+        method: bool = False,
     ) -> None:
         self.name = name
         # Wrappers look there at each step; where there is no handle, at one that stays.
         self.namespace = namespace if handle is not None else _NO_HANDLES
         self.handle = handle or targets.HANDLE
         self.late = late
+        self.method = method
         self.active = True
+
+
+def relay(steps: Any) -> Generator[Any, Any, Any]:
+    """Yield what `steps` yields: a generator that is none yet, to ``inspect`` and others."""
+    return (yield from steps)
 
 
 class ThreadExit:
@@ -133,7 +146,8 @@ def _no_clear() -> None:
     """Stand in for ``mx.clear_streams`` on an mlx that has none."""
 
 
-_new_stream = mx.new_stream
+# Replaced in `shared` mode, where every thread is given the same one.
+new_stream: Callable[[mx.Device], Any] = mx.new_stream
 _set_default_stream = mx.set_default_stream
 _clear_streams: Callable[[], None] = getattr(mx, "clear_streams", _no_clear)
 
@@ -151,7 +165,7 @@ def bind(entry_point: str, *, late: bool) -> None:
     with _STREAM_REBIND_LOCK:
         for name, device in devices.items():
             if name not in streams:
-                streams[name] = _new_stream(device)
+                streams[name] = new_stream(device)
                 _set_default_stream(streams[name])
         THREAD.streams, THREAD.bound = streams, THREAD.identity
     clear_at_exit()

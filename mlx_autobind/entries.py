@@ -13,12 +13,22 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import targets
+from mlx_autobind import settings, targets
 from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
-from mlx_autobind.binding import THREAD, Site, clear_at_exit, enter, hop, warn_if_forked
+from mlx_autobind.binding import (
+    THREAD,
+    Site,
+    clear_at_exit,
+    enter,
+    hop,
+    relay,
+    warn_if_forked,
+)
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
+from mlx_autobind.owner import OWNER, hand_over, hand_over_steps
 from mlx_autobind.random_state import RANDOM_STATE
+from mlx_autobind.shared import LockedSteps, locked
 from mlx_autobind.shield import shielded
 from mlx_autobind.state import STATES, Stepped
 
@@ -44,19 +54,79 @@ def wrap(function: Function, site: Site, entry: targets.Entry) -> Function:
     code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & inspect.CO_GENERATOR:
         return GeneratorEntry(function, site, entry.own)
-    if entry.kind == targets.PRODUCER:
-        wrapper = wrap_producer(function, site)
-    elif entry.kind == targets.PREPARER:
-        wrapper = wrap_preparer(function, site)
-    elif entry.kind == targets.STATEFUL:
-        wrapper = wrap_call(in_generation(function, site, entry.own), site)
-    else:
-        wrapper = wrap_call(function, site, hands_back=entry.kind == targets.BATCH)
+    wrapper = MODES[settings.current().mode](function, site, entry)
     setattr(wrapper, SITE, site)
     # inspect.getfullargspec does not follow __wrapped__, and programs ask it which
     # arguments they may pass.
     wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wrapper
+
+
+def in_thread_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
+    """Return `function` bound to whichever thread calls it."""
+    if entry.kind == targets.PRODUCER:
+        return wrap_producer(function, site)
+    if entry.kind == targets.PREPARER:
+        return wrap_preparer(function, site)
+    if entry.kind == targets.STATEFUL:
+        return wrap_call(in_generation(function, site, entry.own), site)
+    hands_back = entry.kind in (targets.BATCH, targets.LOOP)
+    return wrap_call(function, site, hands_back=hands_back)
+
+
+def in_owner_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
+    """Return `function` done by the owner thread, or where it is called if it only steps."""
+    wrapper = in_thread_mode(function, site, entry)
+    if entry.kind == targets.BODY:
+        return wrapper
+    if entry.kind == targets.PRODUCER:
+        return hand_over(wrapper, site, producer=True)
+    if entry.kind == targets.PREPARER:
+        return hand_over(wrap_producer(function, site), site, inside=function, producer=True)
+    handed = hand_over(wrapper, site)
+    if entry.kind == targets.LOOP or (entry.kind == targets.STATEFUL and not site.method):
+        return loop(function, handed, site, entry)
+    return handed
+
+
+def loop(function: Function, handed: Function, site: Site, entry: targets.Entry) -> Function:
+    """Return `function`, which only steps other entry points, run where it is called.
+
+    Unless its model keeps state on itself, which it sets outside of any step: then the
+    whole call is one step.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not site.active or OWNER.inside():
+            return handed(*args, **kwargs)
+        if entry.kind == targets.STATEFUL and STATES.begin(args) is not None:
+            return handed(*args, **kwargs)
+        if entry.own is not None:
+            args, kwargs = with_own(entry.own, args, kwargs) or (args, kwargs)
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def in_shared_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
+    """Return `function` with the lock held while it runs, or during the steps it takes."""
+    if entry.kind == targets.PREPARER:
+        return locked(wrap_preparer(function, site, depth=2), site)
+    wrapper = in_thread_mode(function, site, entry)
+    if entry.kind == targets.PRODUCER:
+        # Bound here already: what the program computes from the weights is pending on a
+        # stream that any thread can use.
+        wrapper = wrap_call(wrapper, site)
+    if entry.kind in (targets.BODY, targets.LOOP):
+        return wrapper
+    if entry.kind == targets.STATEFUL and not site.method:
+        bound = wrap_call(function, site)
+        return loop(bound, locked(wrapper, site), site, entry)
+    return locked(wrapper, site)
+
+
+MODES = {"thread": in_thread_mode, "owner": in_owner_mode, "shared": in_shared_mode}
 
 
 def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Function:
@@ -175,14 +245,20 @@ def with_own(
     return args, {**kwargs, "processor": lent}
 
 
-def wrap_preparer(function: Function, site: Site) -> Function:
-    """Return `function` as a producer for the program, and as it is for its own library."""
+def wrap_preparer(function: Function, site: Site, *, depth: int = 1) -> Function:
+    """Return `function` as a producer for the program, and as it is for its own library.
+
+    Args:
+        function: a method of a model.
+        site: what it is.
+        depth: how many frames up its caller is.
+    """
     producer = wrap_producer(function, site)
     library = f"{site.name.partition('.')[0]}."
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
+        caller = sys._getframe(depth).f_globals.get("__name__", "")
         chosen = function if caller.startswith(library) else producer
         return chosen(*args, **kwargs)
 
@@ -301,10 +377,15 @@ class GeneratorEntry(_Proxy):
         )
         generation = STATES.begin((*args, *kwargs.values()))
         stepped = inner if generation is None else Stepped(inner, generation)
-        outer = cast(
+        outer: Any = cast(
             "types.GeneratorType[Any, Any, Any]",
             step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
         )
+        mode = settings.current().mode if self._self_site.active else "thread"
+        if mode == "owner":
+            outer = hand_over_steps(outer, self._self_site, (*args, *kwargs.values()))
+        elif mode == "shared":
+            outer = relay(LockedSteps(outer))
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer

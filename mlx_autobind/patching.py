@@ -4,6 +4,7 @@ Imported by the first post-import hook that fires, once ``mlx.core`` is there.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -16,14 +17,17 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import binding, random_state, records, targets, telemetry
+from mlx_autobind import binding, random_state, records, settings, shared, targets, telemetry
 from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
 from mlx_autobind.entries import SITE, wrap, wrap_load_weights
 from mlx_autobind.handles import HANDLES, heap_places, namespace_of, write
+from mlx_autobind.owner import OWNER
 from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shield import shielded
 from mlx_autobind.state import STATES
+
+logger = logging.getLogger("mlx_autobind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,18 @@ class Patches:
         if not binding.BINDS_STREAMS:
             version = records.versions().mlx
             self.inert = f"mlx {version} lets any thread use any stream: nothing to bind"
+        elif settings.current().mode == "shared" and not shared.AVAILABLE:
+            logger.warning(
+                "MLX_AUTOBIND_MODE=shared: mlx %s has no stream that any thread may use (0.32.0 "
+                "has); using thread",
+                records.versions().mlx,
+            )
+            settings.choose("thread")
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
+        OWNER.after_fork_in_child()
+        shared.after_fork_in_child()
 
     def entry_points(self) -> tuple[str, ...]:
         """Return the fully qualified names of what is wrapped, in the order of wrapping."""
@@ -107,6 +120,10 @@ class Patches:
             for name, factory in binding.CORE_WRAPPERS.items():
                 self._wrap_function(mx, name, factory)
             self._wrap_function(mx.random, "seed", random_state.seed)
+            if settings.current().mode == "shared":
+                for name, factory in shared.CORE_WRAPPERS.items():
+                    self._wrap_function(mx, name, factory)
+                binding.new_stream = shared.stream_of
             site = Site("mlx.nn.Module.load_weights", {}, None, late=False)
             self._wrap_function(Module, "load_weights", wrap_load_weights, site)
         HANDLES.replace(module, target.handles, late=late)
@@ -129,7 +146,8 @@ class Patches:
                 site.active = True
                 self._patches.append(Patch(owner, name, function, function, site))
             return
-        site = Site(f"{module.__name__}.{entry.path}", namespace_of(module), handle, late)
+        name_of_it = f"{module.__name__}.{entry.path}"
+        site = Site(name_of_it, namespace_of(module), handle, late, method=bool(class_name))
         wrapper = _put(owner, name, wrap, site, entry)
         self._patches.append(Patch(owner, name, wrapper, function, site))
         if late:
@@ -163,6 +181,9 @@ class Patches:
             LAZY_MODELS.clear()
             STATES.clear()
             RANDOM_STATE.clear()
+            binding.new_stream = mx.new_stream
+        # Not under the lock: a step that is under way may be importing a library.
+        OWNER.reset()
 
 
 def _put(owner: Any, name: str, factory: Callable[..., Any], *rest: Any) -> Any:

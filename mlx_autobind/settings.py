@@ -1,11 +1,11 @@
 """The ``MLX_AUTOBIND_*`` environment variables, read once into a frozen object."""
 
-import functools
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MODES = ("thread",)
+MODES = ("thread", "owner", "shared")
 ON = ("on", "1", "true", "yes")
 OFF = ("off", "0", "false", "no")
 DEFAULT_RECORDS = 1000
@@ -100,7 +100,24 @@ def read(environ: Mapping[str, str]) -> Settings:
     )
 
 
-@functools.cache
+_settings: Settings | None = None
+
+
 def current() -> Settings:
     """Return the settings of this process, reading the environment the first time."""
-    return read(os.environ)
+    global _settings
+    if _settings is None:
+        _settings = read(os.environ)
+    return _settings
+
+
+def choose(mode: str) -> None:
+    """Use `mode` whatever the environment says.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    global _settings
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r}: allowed is {' or '.join(MODES)}")
+    _settings = dataclasses.replace(current(), mode=mode)

@@ -9,6 +9,8 @@ a name that the installed release does not have is skipped, so one table serves 
 from dataclasses import dataclass
 
 CALL = "call"  # a function or method that has done its work when it returns
+LOOP = "loop"  # a call that only steps other entry points and collects what they give
+BODY = "body"  # what a thread of the library's own runs for as long as it lives
 GENERATOR = "generator"  # a generator function: whoever steps it does the work
 PRODUCER = "producer"  # hands arrays back, which are realised first; binds no thread
 BATCH = "batch"  # a call whose result holds the prompt caches of what has finished
@@ -59,7 +61,8 @@ class Entry:
 
     Attributes:
         path: the name inside its module, dotted for a method.
-        kind: `CALL`, `GENERATOR`, `PRODUCER`, `BATCH`, `STATEFUL` or `PREPARER`.
+        kind: `CALL`, `LOOP`, `BODY`, `GENERATOR`, `PRODUCER`, `BATCH`, `STATEFUL` or
+            `PREPARER`.
         since: the first release of the library that has it.
         own: an attribute of its argument ``processor`` that it resets and fills, so that
             each generation has to have one of its own.
@@ -122,11 +125,11 @@ TARGETS = (
     Target(
         "mlx_lm.generate",
         entries=(
-            Entry("generate", CALL, "0.24.0"),
+            Entry("generate", LOOP, "0.24.0"),
             Entry("stream_generate", GENERATOR, "0.24.0"),
             Entry("generate_step", GENERATOR, "0.24.0"),
             Entry("speculative_generate_step", GENERATOR, "0.24.0"),
-            Entry("batch_generate", BATCH, "0.28.0"),
+            Entry("batch_generate", LOOP, "0.28.0"),
             *_MLX_LM_BATCH,
         ),
     ),
@@ -156,12 +159,12 @@ TARGETS = (
     ),
     # The server's own thread takes its default stream before it loads the model
     # (0.31.3 on), so the thread is bound as it starts, not at its first step.
-    Target("mlx_lm.server", entries=(Entry("ResponseGenerator._generate", CALL, "0.28.4"),)),
+    Target("mlx_lm.server", entries=(Entry("ResponseGenerator._generate", BODY, "0.28.4"),)),
     # Up to 0.2.0 mlx-vlm generated from `utils`; 0.1.20 and 0.1.21 have no handle.
     Target(
         "mlx_vlm.utils",
         entries=(
-            Entry("generate", CALL, "0.1.20"),
+            Entry("generate", LOOP, "0.1.20"),
             Entry("stream_generate", GENERATOR, "0.1.20", own=DETOKENIZER),
             Entry("generate_step", GENERATOR, "0.1.20"),
             Entry("load", PRODUCER, "0.1.20"),
@@ -174,7 +177,7 @@ TARGETS = (
     Target(
         "mlx_vlm.generate",
         entries=(
-            Entry("generate", CALL, "0.3.0"),
+            Entry("generate", LOOP, "0.3.0"),
             Entry("stream_generate", GENERATOR, "0.3.0", own=DETOKENIZER),
             Entry("generate_step", GENERATOR, "0.3.0"),
             Entry("batch_generate", STATEFUL, "0.3.10", own=DETOKENIZER),
@@ -195,7 +198,7 @@ TARGETS = (
     Target(
         "mlx_vlm.generate.dispatch",
         entries=(
-            Entry("generate", CALL, "0.6.0"),
+            Entry("generate", LOOP, "0.6.0"),
             Entry("stream_generate", GENERATOR, "0.6.0"),
         ),
     ),
@@ -258,17 +261,17 @@ TARGETS = (
     Target("mlx_vlm.speculative.eagle3"),
     Target("mlx_vlm.speculative.mtp"),
     # A module with the server's thread in 0.5.x, a package from 0.6.0 on.
-    Target("mlx_vlm.server", entries=(Entry("ResponseGenerator._run", CALL, "0.5.0"),)),
+    Target("mlx_vlm.server", entries=(Entry("ResponseGenerator._run", BODY, "0.5.0"),)),
     Target(
         "mlx_vlm.server.generation",
-        entries=(Entry("ResponseGenerator._run", CALL, "0.6.0"),),
+        entries=(Entry("ResponseGenerator._run", BODY, "0.6.0"),),
     ),
     _loaders("mlx_vlm.server.realtime", "load_realtime_voicechat", since="0.6.15"),
     # A copy of mlx-lm's generation, and a handle of its own besides.
     Target(
         "mlx_audio.lm.generate",
         entries=(
-            Entry("generate", CALL, "0.6.2"),
+            Entry("generate", LOOP, "0.6.2"),
             Entry("stream_generate", GENERATOR, "0.6.2"),
             Entry("generate_step", GENERATOR, "0.6.2"),
         ),

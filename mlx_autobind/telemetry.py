@@ -4,7 +4,7 @@ The agent never sets a tracer provider: that belongs to the application, and wit
 one the spans are lost while the records stay in the process.
 """
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.util.types import AttributeValue
 
 import mlx_autobind
@@ -25,6 +25,19 @@ SPAN_NAMES = {
 # Resolved to the application's provider when a span is started, so that an SDK which
 # is set up after the agent is found as well.
 _tracer = trace.get_tracer(SCOPE, mlx_autobind.__version__, schema_url=SCHEMA_URL)
+
+_meter = metrics.get_meter(SCOPE, mlx_autobind.__version__, schema_url=SCHEMA_URL)
+_wait = _meter.create_histogram(
+    "mlx_autobind.handover.wait",
+    unit="s",
+    description="Time from handing a step over to the owner thread until it begins.",
+)
+_run = _meter.create_histogram(
+    "mlx_autobind.handover.run",
+    unit="s",
+    description="Time that the owner thread takes for a step.",
+)
+_NS = 1e-9
 
 
 def attributes(record: Record) -> dict[str, AttributeValue]:
@@ -63,6 +76,14 @@ def export(record: Record) -> None:
     if record.error is not None:
         span.set_status(trace.Status(trace.StatusCode.ERROR, record.error))
     span.end(end_time=record.started_ns + record.duration_ns)
+
+
+@shielded
+def handover(entry_point: str, wait_ns: int, run_ns: int) -> None:
+    """Measure one step that was handed over to the owner thread. Thread-safe."""
+    found = {"code.function.name": entry_point}
+    _wait.record(wait_ns * _NS, found)
+    _run.record(run_ns * _NS, found)
 
 
 def start() -> None:

@@ -1,0 +1,282 @@
+"""``owner`` mode: one thread does all the work of the entry points, step by step.
+
+Whoever calls an entry point hands it over and waits. Every step of a generator or of a
+batch is handed over by itself, first come first served, so that what runs at once takes
+turns and nothing waits for another's whole generation. All arrays live on one thread: none
+can escape from it half computed.
+"""
+
+import contextvars
+import ctypes
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from mlx_autobind import telemetry
+from mlx_autobind.arrays import realise_arguments, realise_result
+from mlx_autobind.binding import Site, relay
+
+Function = Callable[..., Any]
+
+THREAD_NAME = "mlx-autobind owner"
+
+# How long the interpreter waits, as it ends, for the step under way.
+PATIENCE_S = 10.0
+
+
+class Task:
+    """One call for the owner thread, and what came of it.
+
+    Attributes:
+        result: what it returned.
+        error: what it raised; None if it returned.
+        wait_ns: nanoseconds in the queue.
+        run_ns: nanoseconds on the owner thread.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_call",
+        "_context",
+        "_ended",
+        "_finished",
+        "_guard",
+        "_interrupted",
+        "_queued",
+        "error",
+        "result",
+        "run_ns",
+        "wait_ns",
+    )
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call: Callable[[], Any] | None = call
+        self._context = contextvars.copy_context()
+        self._guard = threading.Lock()
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        self._begun = self._ended = self._interrupted = False
+        self._queued = time.perf_counter_ns()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.wait_ns = self.run_ns = 0
+
+    def run(self) -> None:
+        """Do the call. Runs on the owner thread."""
+        try:
+            self._do()
+        except BaseException as error:  # noqa: BLE001 - what interrupts the caller came late
+            self.error = self.error or error
+            with self._guard:
+                self._ended = True
+        self._finished.release()
+
+    def _do(self) -> None:
+        began = time.perf_counter_ns()
+        self.wait_ns = began - self._queued
+        with self._guard:
+            self._begun = not self._ended
+        call, self._call = self._call, None
+        if self._begun and call is not None:
+            try:
+                self.result = self._context.run(call)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's, who raises it
+                self.error = error
+        self.run_ns = time.perf_counter_ns() - began
+        with self._guard:
+            self._ended = True
+        if self._interrupted:
+            # Here, and not in the next call, which is another caller's. The interpreter
+            # looks for such an exception every few instructions.
+            for _ in range(1000):
+                pass
+
+    def wait(self, owner_id: int) -> None:
+        """Wait for the end of the call. Runs on the thread that hands it over.
+
+        What interrupts the wait, such as ``KeyboardInterrupt``, interrupts the call: it is
+        raised in it, as it would be if the call were made right here.
+        """
+        try:
+            self._finished.acquire()
+        except BaseException as error:
+            with self._guard:
+                begun, ended = self._begun, self._ended
+                if not begun:
+                    self._ended = True
+                elif not ended:
+                    self._interrupted = True
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(owner_id), ctypes.py_object(type(error))
+                    )
+            if begun and not ended:
+                self._finished.acquire()
+            raise
+
+
+class _Inside(threading.local):
+    """True on the owner thread."""
+
+    owner = False
+
+
+class Owner:
+    """The owner thread. One instance, `OWNER`; the thread is started by the first call.
+
+    Thread-safe. A call that is made on the owner thread runs at once, and so does one that
+    is made after the thread was ended, as the interpreter ends.
+    """
+
+    def __init__(self) -> None:
+        self._inside = _Inside()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def inside(self) -> bool:
+        """Tell whether the calling thread is the owner thread."""
+        return self._inside.owner
+
+    def call(self, site: Site, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, or raise what it raises, on the owner thread."""
+        if self._inside.owner:
+            return call()
+        task = Task(call)
+        with self._lock:
+            thread = self._thread or self._start()
+            if thread is not None:
+                self._queue.put(task)
+        if thread is None:
+            return call()
+        task.wait(thread.ident or 0)
+        telemetry.handover(site.name, task.wait_ns, task.run_ns)
+        if task.error is not None:
+            try:
+                raise task.error
+            finally:
+                del task  # it holds the error, whose traceback holds this frame
+        return task.result
+
+    def _start(self) -> threading.Thread | None:
+        """Start the thread; return None if that is over."""
+        # A daemon, since it waits for good: `end` ends it after what the program does at exit.
+        thread = threading.Thread(
+            target=self._work, args=(self._queue,), name=THREAD_NAME, daemon=True
+        )
+        if not self._ended:
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends, and starts no thread any more
+                self._ended = True
+            else:
+                self._thread = thread
+        return self._thread
+
+    def _work(self, tasks: "queue.SimpleQueue[Task | None]") -> None:
+        self._inside.owner = True
+        while True:
+            task = tasks.get()
+            if task is None:
+                return
+            task.run()
+            # Not kept until the next one comes: it holds arrays.
+            del task
+
+    def end(self) -> None:
+        """End the owner thread once it has done what was handed over."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._ended = True
+            self._queue.put(None)
+        if thread is not None and not self._inside.owner:
+            thread.join(PATIENCE_S)
+
+    def reset(self) -> None:
+        """End the owner thread, and let the next call start another."""
+        self.end()
+        self._start_over()
+
+    def after_fork_in_child(self) -> None:
+        """Start over in a forked child, where the thread does not exist."""
+        self._inside.owner = False
+        self._start_over()
+
+
+OWNER = Owner()
+
+
+class Steps:
+    """A generator whose steps are handed over. Thread-safe as far as the generator is."""
+
+    __slots__ = ("_inner", "_site")
+
+    def __init__(self, inner: Generator[Any, Any, Any], site: Site) -> None:
+        self._inner = inner
+        self._site = site
+
+    def __iter__(self) -> "Steps":
+        return self
+
+    def __next__(self) -> Any:
+        """Take a step."""
+        return OWNER.call(self._site, self._step)
+
+    def _step(self) -> Any:
+        return realise_result(next(self._inner))
+
+    def send(self, value: Any) -> Any:
+        """Take a step, with `value` for the generator."""
+        return OWNER.call(self._site, lambda: realise_result(self._inner.send(value)))
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in the generator."""
+        return OWNER.call(self._site, lambda: realise_result(self._inner.throw(*error)))
+
+    def close(self) -> None:
+        """Close the generator."""
+        OWNER.call(self._site, self._inner.close)
+
+
+def hand_over(
+    wrapper: Function, site: Site, inside: Function | None = None, *, producer: bool = False
+) -> Function:
+    """Return the entry point `wrapper` as one that is done by the owner thread.
+
+    Args:
+        wrapper: the entry point as it is in ``thread`` mode.
+        site: what it is.
+        inside: what the owner thread itself calls; `wrapper` if None.
+        producer: it realises its own result, or leaves it lazy because it was asked to.
+    """
+    direct = inside or wrapper
+    # What a method is called on belongs to the owner thread, arrays and all.
+    first = 1 if site.method else 0
+
+    @functools.wraps(wrapper)
+    def handed(*args: Any, **kwargs: Any) -> Any:
+        if OWNER.inside() or not site.active:
+            return direct(*args, **kwargs)
+        realise_arguments((*args[first:], *kwargs.values()))
+
+        def call() -> Any:
+            result = wrapper(*args, **kwargs)
+            return result if producer else realise_result(result)
+
+        return OWNER.call(site, call)
+
+    return handed
+
+
+def hand_over_steps(generator: Generator[Any, Any, Any], site: Site, arguments: Any) -> Any:
+    """Return a generator whose steps are those of `generator`, done by the owner thread."""
+    if OWNER.inside():
+        return generator
+    realise_arguments(arguments)
+    return relay(Steps(generator, site))
