@@ -23,6 +23,7 @@ class Status:
         handles: every handle that was found, and what was done to it.
         entry_points: what is wrapped, by fully qualified name.
         late: modules that had been imported before the agent was installed.
+        unprotected: what the mode leaves to the program's own care; None if nothing.
         records: how many records are kept now.
         problems: settings that could not be used.
     """
@@ -35,6 +36,7 @@ class Status:
     handles: tuple[HandleChange, ...]
     entry_points: tuple[str, ...]
     late: tuple[str, ...]
+    unprotected: str | None
     records: int
     problems: tuple[str, ...]
 
@@ -51,7 +53,10 @@ def status() -> Status:
     handles: tuple[HandleChange, ...] = ()
     late: tuple[str, ...] = ()
     inert: str | None = None
+    unprotected: str | None = None
     if patching is not None:
+        if settings.current().mode == "shared":
+            unprotected = patching.shared.UNPROTECTED
         entry_points = patching.PATCHES.entry_points()
         handles = patching.HANDLES.changes
         late = patching.PATCHES.late
@@ -70,6 +75,7 @@ def status() -> Status:
         handles=handles,
         entry_points=entry_points,
         late=late,
+        unprotected=unprotected,
         records=len(RING.snapshot()),
         problems=settings.current().problems,
     )

@@ -26,7 +26,7 @@ from mlx_autobind.binding import (
 )
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
-from mlx_autobind.owner import OWNER, hand_over, hand_over_steps
+from mlx_autobind.owner import OWNER, hand_over, hand_over_steps, without_streams
 from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shared import LockedSteps, locked
 from mlx_autobind.shield import shielded
@@ -365,6 +365,9 @@ class GeneratorEntry(_Proxy):
         """Call the function, and return its generator with each step bound."""
         if self._self_own is not None and self._self_site.active:
             args, kwargs = with_own(self._self_own, args, kwargs) or (args, kwargs)
+        mode = settings.current().mode if self._self_site.active else "thread"
+        if mode == "owner" and not OWNER.inside():
+            args, kwargs = without_streams(args, kwargs)
         inner = self.__wrapped__(*args, **kwargs)
         if not isinstance(inner, types.GeneratorType):
             # Another agent's wrapper made something else of it. What that steps in the
@@ -381,7 +384,6 @@ class GeneratorEntry(_Proxy):
             "types.GeneratorType[Any, Any, Any]",
             step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
         )
-        mode = settings.current().mode if self._self_site.active else "thread"
         if mode == "owner":
             outer = hand_over_steps(outer, self._self_site, (*args, *kwargs.values()))
         elif mode == "shared":

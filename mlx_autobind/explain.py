@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import records
+from mlx_autobind import records, settings
 from mlx_autobind.arrays import arrays_in
 from mlx_autobind.records import RING, Stopwatch
 from mlx_autobind.shield import shielded
@@ -19,6 +19,14 @@ logger = logging.getLogger("mlx_autobind")
 
 _NO_STREAM = re.compile(r"There is no Stream\((\w+), (\d+)\) in current thread")
 _PREFIX = "mlx-autobind: "
+
+# Which other mode would have cured it, by the mode in force.
+_CURED_BY = {
+    "thread": "MLX_AUTOBIND_MODE=shared cures it, and so does MLX_AUTOBIND_MODE=owner if an entry "
+    "point of the library made it",
+    "owner": "MLX_AUTOBIND_MODE=shared cures it",
+    "shared": "no other mode cures it",
+}
 
 
 @shielded
@@ -49,7 +57,7 @@ def explain(
         f"{_PREFIX}thread {threading.current_thread().name!r} has {own}; asked for "
         f"was stream {index} ({device}), {_owner(index)}. What escaped from there: {escaped}. "
         f"Evaluate it with mx.eval() on the thread that made it, before another thread uses it, "
-        f"or do both on one thread; no mode of this version cures it. "
+        f"or do both on one thread; {_CURED_BY[settings.current().mode]}. "
         f"(mlx {libraries.mlx}, mlx-lm {libraries.mlx_lm}, mlx-vlm {libraries.mlx_vlm})"
     )
     if hasattr(error, "add_note"):

@@ -262,6 +262,18 @@ class Handles:
             self.changes = (*self.changes, *(new for new in changes if new not in self.changes))
             self.devices = {device_name(known): known.device for known in self._handles}
 
+    def instead_of(self, value: Any) -> Any:
+        """Return a handle for the device of `value` if that is a stream; else `value`.
+
+        For a stream that one thread hands to another, which cannot use it.
+        """
+        if not is_stream(value):
+            return value
+        device = device_of(value)
+        name = device_name(device)
+        known = next((each for each in self._handles if device_name(each) == name), None)
+        return known or StreamHandle(device.type, device_index(device))
+
     def undo(self) -> None:
         """Put every original stream back, wherever a handle stands now."""
         for module in self._watched:

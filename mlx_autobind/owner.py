@@ -18,6 +18,7 @@ from typing import Any
 from mlx_autobind import telemetry
 from mlx_autobind.arrays import realise_arguments, realise_result
 from mlx_autobind.binding import Site, relay
+from mlx_autobind.handles import HANDLES
 
 Function = Callable[..., Any]
 
@@ -264,6 +265,7 @@ def hand_over(
         if OWNER.inside() or not site.active:
             return direct(*args, **kwargs)
         realise_arguments((*args[first:], *kwargs.values()))
+        args, kwargs = without_streams(args, kwargs)
 
         def call() -> Any:
             result = wrapper(*args, **kwargs)
@@ -272,6 +274,18 @@ def hand_over(
         return OWNER.call(site, call)
 
     return handed
+
+
+def without_streams(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with a handle for each stream, which is the caller's own.
+
+    mlx-lm's server gives its thread's default stream to the batch that it makes (0.31.3 on).
+    """
+    instead = HANDLES.instead_of
+    given = tuple(map(instead, args))
+    return given, {name: instead(value) for name, value in kwargs.items()}
 
 
 def hand_over_steps(generator: Generator[Any, Any, Any], site: Site, arguments: Any) -> Any:

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from mlx_autobind.cli import demo
-from tests import harness
+from mlx_autobind.settings import MODES
+from tests import harness, stacks
 from tests.harness import PROGRAMS, Outcome, program
 from tests.test_arrays import HEADS, LLAMA3, MODELS
 from tests.test_scenarios import IMPORTED_BY_A_WORKER, JOINED, LATE, PARKED, POOL_LEFT
@@ -30,6 +31,7 @@ from tests.test_scenarios import IMPORTED_BY_A_WORKER, JOINED, LATE, PARKED, POO
 RIGHT = "right"
 EXPLAINED = "explained"
 ABSENT = "-"
+WITHOUT = "without"
 TIMEOUT_S = 60.0
 
 Run = Callable[..., Outcome]
@@ -95,6 +97,11 @@ def crossings(results: dict[str, str], scenario: str = "") -> str:
     return f"{len(wrong)} of {len(found)} wrong: {first}"
 
 
+def environ(mode: str | None) -> dict[str, str]:
+    """Return the variable that asks for `mode`."""
+    return {} if mode is None else {"MLX_AUTOBIND_MODE": mode}
+
+
 class Bench:
     """Runs the scenarios on what is installed here.
 
@@ -109,15 +116,16 @@ class Bench:
         self.reference: dict[str, Any] | None = None
         self.why = ""
 
-    def run(self, name: str, path: str | Path, *arguments: object, agent: bool) -> Outcome:
-        """Run a program, with the agent or without, in a folder of its own."""
-        own = self.folder / f"{name}-{agent}"
+    def run(self, name: str, path: str | Path, *arguments: object, mode: str | None) -> Outcome:
+        """Run a program in a mode of the agent, or without it, in a folder of its own."""
+        own = self.folder / f"{name}-{mode}"
         own.mkdir()
         return harness.run(
             path,
             *arguments,
-            agent="import" if agent else "none",
+            agent="none" if mode is None else "import",
             folder=own,
+            env=environ(mode),
             timeout=TIMEOUT_S,
         )
 
@@ -134,11 +142,11 @@ class Bench:
         for name, config in {kinds!r}.items():
             checkpoint.make(Path({str(self.folder)!r}) / name, config)
         """
-        made = self.run("make", make, agent=False)
+        made = self.run("make", make, mode=None)
         if made.code != 0:
             self.why = _last_line(made.stderr)
             return
-        asked = self.run("reference", demo.PROGRAMS, "reference", self.checkpoint, agent=False)
+        asked = self.run("reference", demo.PROGRAMS, "reference", self.checkpoint, mode=None)
         steps = asked.result or {}
         if any("error" in step for step in steps.values()) or not steps:
             errors = [step["error"] for step in steps.values() if "error" in step]
@@ -146,7 +154,7 @@ class Bench:
             return
         self.reference = steps
 
-    def steps(self, name: str, path: str | Path, agent: bool, *arguments: object) -> str:
+    def steps(self, name: str, path: str | Path, mode: str | None, *arguments: object) -> str:
         """Judge a program that prints steps, by the tokens of the sequential run."""
         reference = self.reference or {}
 
@@ -161,59 +169,61 @@ class Bench:
             ]
             return f"{len(wrong)} of {len(steps)} wrong: other tokens" if wrong else RIGHT
 
-        outcome = self.run(name, path, *arguments, agent=agent)
+        outcome = self.run(name, path, *arguments, mode=mode)
         return same(outcome, judge)
 
-    def language(self, agent: bool) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
+    def language(self, mode: str | None) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
         """Yield the jobs for mlx-lm, each with the verdicts by scenario."""
         for scenario in ("S1", "S2", "S3"):
             yield (
                 scenario,
-                functools.partial(self._demo, scenario, agent),
+                functools.partial(self._demo, scenario, mode),
             )
         for model in ("llama3", "sliding"):
-            yield f"crossing-{model}", functools.partial(self._crossing, model, agent)
-        yield "limits", functools.partial(self._limits, agent)
-        yield "server", functools.partial(self._server, agent)
-        yield "exits", functools.partial(self._exits, agent)
-        yield "short", functools.partial(self._short_lived, agent)
-        yield "S14", functools.partial(self._by_a_worker, agent)
-        yield "S18", functools.partial(self._late, agent)
+            yield f"crossing-{model}", functools.partial(self._crossing, model, mode)
+        yield "limits", functools.partial(self._limits, mode)
+        yield "server", functools.partial(self._server, mode)
+        yield "exits", functools.partial(self._exits, mode)
+        yield "short", functools.partial(self._short_lived, mode)
+        yield "S14", functools.partial(self._by_a_worker, mode)
+        yield "S18", functools.partial(self._late, mode)
 
-    def _demo(self, scenario: str, agent: bool) -> dict[str, str]:
-        return {scenario: self.steps(scenario, demo.PROGRAMS, agent, scenario, self.checkpoint)}
+    def _demo(self, scenario: str, mode: str | None) -> dict[str, str]:
+        return {scenario: self.steps(scenario, demo.PROGRAMS, mode, scenario, self.checkpoint)}
 
-    def _crossing(self, model: str, agent: bool) -> dict[str, str]:
+    def _crossing(self, model: str, mode: str | None) -> dict[str, str]:
         path = PROGRAMS / "crossing.py"
-        outcome = self.run(f"crossing-{model}", path, self.folder / model, agent=agent)
+        outcome = self.run(f"crossing-{model}", path, self.folder / model, mode=mode)
         scenarios = ("S4", "S5", "S6", "S7", "S8", "S9", "S10", "S15")
         return {
             scenario: same(outcome, functools.partial(crossings, scenario=scenario))
             for scenario in scenarios
         }
 
-    def _limits(self, agent: bool) -> dict[str, str]:
-        outcome = self.run("limits", PROGRAMS / "limits.py", self.checkpoint, agent=agent)
+    def _limits(self, mode: str | None) -> dict[str, str]:
+        outcome = self.run("limits", PROGRAMS / "limits.py", self.checkpoint, mode=mode)
         return {
             "S10b": same(outcome, functools.partial(crossings, scenario="S10")),
             "S21": same(outcome, functools.partial(crossings, scenario="S21")),
         }
 
-    def _server(self, agent: bool) -> dict[str, str]:
-        verdict, _outcome = demo._serve(self.checkpoint, self.reference or {}, agent, TIMEOUT_S)
+    def _server(self, mode: str | None) -> dict[str, str]:
+        verdict, _outcome = demo._serve(
+            self.checkpoint, self.reference or {}, mode is not None, TIMEOUT_S, environ(mode)
+        )
         return {"S11": verdict}
 
-    def _exits(self, agent: bool) -> dict[str, str]:
+    def _exits(self, mode: str | None) -> dict[str, str]:
         kinds = {"pool": POOL_LEFT, "joined": JOINED, "parked": PARKED}
         for kind, text in kinds.items():
             for at in range(3):
-                verdict = self.steps(f"{kind}{at}", program(text), agent, self.checkpoint)
+                verdict = self.steps(f"{kind}{at}", program(text), mode, self.checkpoint)
                 if verdict != RIGHT:
                     return {"S12": verdict}
         return {"S12": RIGHT}
 
-    def _short_lived(self, agent: bool) -> dict[str, str]:
-        outcome = self.run("short", program(SHORT_LIVED), self.checkpoint, agent=agent)
+    def _short_lived(self, mode: str | None) -> dict[str, str]:
+        outcome = self.run("short", program(SHORT_LIVED), self.checkpoint, mode=mode)
 
         def judge(grown: list[int]) -> str:
             right = grown[0] <= grown[1] and grown[2] == 0
@@ -223,16 +233,21 @@ class Bench:
 
         return {"S13": same(outcome, judge)}
 
-    def _by_a_worker(self, agent: bool) -> dict[str, str]:
-        return {"S14": self.steps("S14", program(IMPORTED_BY_A_WORKER), agent, self.checkpoint)}
+    def _by_a_worker(self, mode: str | None) -> dict[str, str]:
+        return {"S14": self.steps("S14", program(IMPORTED_BY_A_WORKER), mode, self.checkpoint)}
 
-    def _late(self, agent: bool) -> dict[str, str]:
+    def _late(self, mode: str | None) -> dict[str, str]:
         reference = self.reference or {}
-        own = self.folder / f"late-{agent}"
+        own = self.folder / f"late-{mode}"
         own.mkdir()
-        when = "late" if agent else "absent"
         outcome = harness.run(
-            program(LATE), self.checkpoint, when, agent="none", folder=own, timeout=TIMEOUT_S
+            program(LATE),
+            self.checkpoint,
+            "absent" if mode is None else "late",
+            agent="none",
+            folder=own,
+            env=environ(mode),
+            timeout=TIMEOUT_S,
         )
 
         def judge(steps: dict[str, Any]) -> str:
@@ -247,16 +262,16 @@ class Bench:
 
         return {"S18": same(outcome, judge)}
 
-    def vision(self, agent: bool) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
+    def vision(self, mode: str | None) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
         """Yield the jobs for mlx-vlm."""
         for kind in ("stateful", "stateless"):
-            yield f"seeing-{kind}", functools.partial(self._seeing, kind, agent)
-        yield "vision-server", functools.partial(self._vision_server, agent)
+            yield f"seeing-{kind}", functools.partial(self._seeing, kind, mode)
+        yield "vision-server", functools.partial(self._vision_server, mode)
 
     def prepare_vision(self) -> str:
         """Make the vision models; return why they cannot be made, if they cannot."""
         path = PROGRAMS / "vision_checkpoints.py"
-        made = self.run("make-vision", path, self.folder / "vision", agent=False)
+        made = self.run("make-vision", path, self.folder / "vision", mode=None)
         if made.code != 0:
             return _last_line(made.stderr)
         text = """
@@ -264,24 +279,24 @@ class Bench:
         from seeing import Seer, print_last
         print_last([Seer(Path(sys.argv[1]) / kind).see(2) for kind in ("stateful", "stateless")])
         """
-        seen = self.run("seen", program(text), self.folder / "vision", agent=False)
+        seen = self.run("seen", program(text), self.folder / "vision", mode=None)
         return "" if seen.result is not None else _last_line(seen.stderr)
 
-    def _seeing(self, kind: str, agent: bool) -> dict[str, str]:
+    def _seeing(self, kind: str, mode: str | None) -> dict[str, str]:
         path = PROGRAMS / "seeing_crossing.py"
-        outcome = self.run(f"seeing-{kind}", path, self.folder / "vision" / kind, agent=agent)
+        outcome = self.run(f"seeing-{kind}", path, self.folder / "vision" / kind, mode=mode)
         return {"S16": same(outcome, crossings)}
 
-    def _vision_server(self, agent: bool) -> dict[str, str]:
+    def _vision_server(self, mode: str | None) -> dict[str, str]:
         from tests import test_vision
 
         if tuple(map(int, installed()["mlx-vlm"].split("."))) < (0, 4, 4):
             return {"S17": ABSENT}  # it takes no model and other requests
         model = self.folder / "vision" / "stateless"
-        picture = self.run("picture", program(test_vision.PICTURE), agent=agent).result
+        picture = self.run("picture", program(test_vision.PICTURE), mode=mode).result
         url = f"data:image/png;base64,{picture}"
         try:
-            answers, outcome = test_vision.served(model, url, agent=agent)
+            answers, outcome = test_vision.served(model, url, mode)
         except OSError as error:
             return {"S17": f"{type(error).__name__}: {error}"}
         for what in ("text", "picture"):
@@ -326,31 +341,44 @@ def merge(known: str | None, verdict: str) -> str:
     return known
 
 
+def modes() -> list[str]:
+    """Return the modes that do something on what is installed here."""
+    if stacks.installed().binds_on_cpu:
+        return list(MODES)
+    return [mode for mode in MODES if mode != "shared"]
+
+
 def measure(only: str | None) -> dict[str, Any]:
     """Run every scenario, or those of one library, and return what came of it."""
+    columns = [None, *modes()]
     with tempfile.TemporaryDirectory(prefix="mlx-autobind-") as folder:
         bench = Bench(Path(folder))
         bench.prepare()
         notes = {}
-        jobs: list[tuple[bool, str, Callable[[], dict[str, str]]]] = []
+        jobs: list[tuple[str | None, str, Callable[[], dict[str, str]]]] = []
         if bench.reference is None:
             notes["mlx-lm"] = bench.why
         elif only != "vision":
-            jobs += [(agent, *job) for agent in (False, True) for job in bench.language(agent)]
+            jobs += [(mode, *job) for mode in columns for job in bench.language(mode)]
         if "mlx-vlm" in installed() and only != "language":
             why = bench.prepare_vision()
             if why:
                 notes["mlx-vlm"] = why
             else:
-                jobs += [(agent, *job) for agent in (False, True) for job in bench.vision(agent)]
+                jobs += [(mode, *job) for mode in columns for job in bench.vision(mode)]
         with ThreadPoolExecutor(2) as pool:
-            done = [(agent, pool.submit(job)) for agent, _name, job in jobs]
-            verdicts: dict[str, dict[str, str]] = {"without": {}, "with": {}}
-            for agent, future in done:
-                column = verdicts["with" if agent else "without"]
+            done = [(mode, pool.submit(job)) for mode, _name, job in jobs]
+            verdicts: dict[str, dict[str, str]] = {name: {} for name in map(column_of, columns)}
+            for mode, future in done:
+                column = verdicts[column_of(mode)]
                 for scenario, verdict in future.result().items():
                     column[scenario] = merge(column.get(scenario), verdict)
-    return {"stack": installed(), "notes": notes, **verdicts}
+    return {"stack": installed(), "notes": notes, "verdicts": verdicts}
+
+
+def column_of(mode: str | None) -> str:
+    """Return the name of a column of the table."""
+    return mode or WITHOUT
 
 
 def main() -> int:
@@ -378,9 +406,13 @@ def main() -> int:
     name = "-".join(found["stack"].values())
     (arguments.folder / f"{name}.json").write_text(json.dumps(found, indent=1))
     for scenario in SCENARIOS:
-        if scenario in found["with"]:
-            cells = found["without"][scenario], found["with"][scenario]
-            print(f"{scenario:5} {cells[0][:60]:60}  {cells[1][:90]}")
+        cells = [
+            f"{name}: {column[scenario][:70]}"
+            for name, column in found["verdicts"].items()
+            if scenario in column
+        ]
+        if cells:
+            print(f"{scenario:5} {' | '.join(cells)}")
     for library, why in found["notes"].items():
         print(f"{library} does not work here without the agent: {why}")
     return 0
@@ -406,40 +438,47 @@ class Reason:
 
     Attributes:
         scenarios: those that it applies to.
-        applies: whether it applies to a stack, given its versions, and the verdict.
+        applies: whether it applies, given the versions of a stack, the mode, the verdict.
         text: the reason.
     """
 
     scenarios: tuple[str, ...]
-    applies: Callable[[dict[str, tuple[int, ...]], str], bool]
+    applies: Callable[[dict[str, tuple[int, ...]], str, str], bool]
     text: str
 
 
 REASONS = (
     Reason(
+        ("S16",),
+        lambda stack, _mode, _verdict: stack["mlx"] <= (0, 31, 1),
+        "mlx up to 0.31.1: the agent does nothing there. Models that keep state on themselves mix "
+        "it up between generations at once, with every mlx.",
+    ),
+    Reason(
         tuple(SCENARIOS),
-        lambda stack, verdict: stack["mlx"] < (0, 32, 1) and "exit code -6" in verdict,
+        lambda stack, _mode, verdict: stack["mlx"] < (0, 32, 1) and "exit code -" in verdict,
         "`mx.clear_streams` of mlx 0.31.2 and 0.32.0 does not clear a thread's compile cache; "
         "from 0.32.1 on it does (mlx #4248). The process may abort as it ends, its work done, as "
         "it does without the agent.",
     ),
     Reason(
         ("S10b", "S21"),
-        lambda _stack, verdict: verdict == EXPLAINED,
+        lambda _stack, mode, verdict: verdict == EXPLAINED and mode != "shared",
         "An array that is pending on one thread cannot be evaluated on another, and nothing that "
-        "the agent sees tells it that one is: the error says which thread it belongs to and what "
-        "to do.",
+        "the agent sees tells it that one is: the error says which thread it belongs to, what to "
+        "do, and which mode cures it.",
     ),
 )
 
+COLUMNS = (WITHOUT, *MODES)
 WITHOUT_A_REASON = "No reason is known: a defect."
 
 LEGEND = """\
 `+` right: the tokens of the same calls made one after another on one thread, nothing on stderr,
 exit code 0. `x` wrong: an error, other tokens, a hang, a line on stderr or another exit code.
 `e` the error that remains is explained in its own text. `-` there is no such thing in these
-versions. The first sign is the program by itself, the second the same program under the agent
-(mode `thread`)."""
+versions. The first sign is the program by itself; after it comes the same program under the
+agent, in the modes `thread`, `owner` and `shared` as far as they were run."""
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -484,16 +523,20 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def _cell(run: dict[str, Any], scenario: str, reasons: dict[str, list[str]]) -> str:
-    without, verdict = (run[column].get(scenario, ABSENT) for column in ("without", "with"))
-    if without == verdict == ABSENT:
+    columns = run["verdicts"]
+    verdicts = {name: columns[name].get(scenario, ABSENT) for name in COLUMNS if name in columns}
+    if set(verdicts.values()) == {ABSENT}:
         return ABSENT
-    sign = _sign(verdict)
-    if verdict != RIGHT:
-        reason = reason_of(run, scenario, verdict)
-        where = reasons.setdefault(reason, [])
-        where.append(f"{scenario}, {_name(run)}: `{verdict}`")
-        sign += f"<sup>{list(reasons).index(reason) + 1}</sup>"
-    return f"{_sign(without)} {sign}"
+    signs = []
+    for name, verdict in verdicts.items():
+        sign = _sign(verdict)
+        if name != WITHOUT and verdict not in (RIGHT, ABSENT):
+            reason = reason_of(run, scenario, name, verdict)
+            where = reasons.setdefault(reason, [])
+            where.append(f"{scenario}, mode `{name}`, {_name(run)}: `{verdict}`")
+            sign += f"<sup>{list(reasons).index(reason) + 1}</sup>"
+        signs.append(sign)
+    return f"{signs[0]} {''.join(signs[1:])}"
 
 
 def _sign(verdict: str) -> str:
@@ -506,14 +549,14 @@ def _name(run: dict[str, Any]) -> str:
     return f"{' + '.join(versions)}, Python {run['stack']['python'].rpartition('.')[0]}"
 
 
-def reason_of(run: dict[str, Any], scenario: str, verdict: str) -> str:
-    """Return why `scenario` is not right with the agent on the stack of `run`."""
+def reason_of(run: dict[str, Any], scenario: str, mode: str, verdict: str) -> str:
+    """Return why `scenario` is not right in `mode` on the stack of `run`."""
     stack = {
         name: tuple(int(part) for part in version.split("."))
         for name, version in run["stack"].items()
     }
     for reason in REASONS:
-        if scenario in reason.scenarios and reason.applies(stack, verdict):
+        if scenario in reason.scenarios and reason.applies(stack, mode, verdict):
             return reason.text
     return WITHOUT_A_REASON
 

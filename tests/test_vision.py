@@ -14,6 +14,7 @@ import pytest
 
 from mlx_autobind import targets
 from mlx_autobind.cli import demo, launch
+from mlx_autobind.settings import MODES
 from tests import harness
 from tests.conftest import Run
 from tests.harness import PROGRAMS, program
@@ -44,10 +45,20 @@ def vision(tmp_path_factory: pytest.TempPathFactory, stack: Stack) -> Path:
     return folder / "models"
 
 
+def skip_if_the_mode_is_not_there(mode: str, stack: Stack) -> None:
+    if mode == "shared" and not stack.binds_on_cpu:
+        pytest.skip("mlx has streams that any thread may use from 0.32.0 on")
+    if stack.inert:
+        pytest.skip("every mode is inert on this mlx, and its models mix up their state")
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_crosses_threads(kind: str, run: Run, vision: Path) -> None:
+def test_what_crosses_threads(kind: str, mode: str, run: Run, vision: Path, stack: Stack) -> None:
+    skip_if_the_mode_is_not_there(mode, stack)
     path = PROGRAMS / "seeing_crossing.py"
-    found = run(path, vision / kind, agent="import").clean()
+    env = {"MLX_AUTOBIND_MODE": mode}
+    found = run(path, vision / kind, agent="import", env=env).clean()
     assert {name: step for name, step in found.items() if step != "right"} == {}
 
 
@@ -223,14 +234,15 @@ def test_what_the_models_keep_on_themselves_is_in_the_table(
 class Server:
     """A real ``mlx_vlm.server``, and its answers."""
 
-    def __init__(self, model: Path, *, agent: bool) -> None:
+    def __init__(self, model: Path, mode: str | None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.model = model
         command = ["-m", "mlx_vlm.server", "--model", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        self.child = launch.Child(command, agent=agent)
+        environ = {} if mode is None else {"MLX_AUTOBIND_MODE": mode}
+        self.child = launch.Child(command, agent=mode is not None, environ=environ)
 
     def ask(self, picture: str | None, stream: bool) -> str:
         """Return the answer to a prompt about `picture`, a data URL, or about none."""
@@ -283,10 +295,16 @@ def picture(tmp_path_factory: pytest.TempPathFactory, vision: Path) -> str:
 
 
 def served(
-    model: Path, picture: str, *, agent: bool
+    model: Path, picture: str, mode: str | None
 ) -> tuple[dict[str, list[str]], launch.Outcome]:
-    """Return the answers to each kind of request, one by one and then four at once."""
-    server = Server(model, agent=agent)
+    """Return the answers to each kind of request, one by one and then four at once.
+
+    Args:
+        model: the checkpoint.
+        picture: a data URL.
+        mode: the agent's mode; None for no agent.
+    """
+    server = Server(model, mode)
     kinds: dict[str, Callable[[], str]] = {
         "text": lambda: server.ask(None, stream=False),
         "text, streaming": lambda: server.ask(None, stream=True),
@@ -305,14 +323,22 @@ def served(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_server(kind: str, vision: Path, picture: str, stack: Stack) -> None:
+def test_the_server(
+    kind: str,
+    mode: str,
+    vision: Path,
+    picture: str,
+    stack: Stack,
+) -> None:
     """Streaming and not, text and a picture, one by one and at once; exit code 0."""
+    skip_if_the_mode_is_not_there(mode, stack)
     if stack.mlx_vlm is None or stack.mlx_vlm < (0, 4, 4):
         pytest.skip("the server of this mlx-vlm takes no model and other requests")
     if kind == "stateful" and stack.mlx_vlm < (0, 5, 0):
         pytest.skip("this mlx-vlm loads no Qwen2-VL processor without torchvision")
-    answers, outcome = served(vision / kind, picture, agent=True)
+    answers, outcome = served(vision / kind, picture, mode)
     assert outcome.code == 0, outcome.stderr
     assert "There is no Stream" not in outcome.stderr
     for what in ("text", "picture"):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,11 @@ def judge(outcome: Outcome, reference: Reference) -> str:
 
 
 def _serve(
-    checkpoint: Path, reference: Reference, agent: bool, timeout: float
+    checkpoint: Path,
+    reference: Reference,
+    agent: bool,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[str, Outcome]:
     """Ask a real server twice at once, and stop it as a supervisor would."""
     with socket.socket() as free:
@@ -112,7 +117,7 @@ def _serve(
     command = ["-m", "mlx_lm.server", "--model", str(checkpoint), "--port", str(port)]
     prompt, right = next(iter(reference.items()))
     answers: dict[str, str] = {}
-    with launch.Child(command, agent=agent) as child:
+    with launch.Child(command, agent=agent, environ=environ) as child:
         _wait_for(port, child, timeout)
         for kind, ask in (("whole", _ask_whole), ("streaming", _ask_streaming)):
             try:
