@@ -7,13 +7,14 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import settings, targets
+from mlx_autobind import targets
 from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
 from mlx_autobind.binding import (
     THREAD,
@@ -21,112 +22,41 @@ from mlx_autobind.binding import (
     clear_at_exit,
     enter,
     hop,
-    relay,
     warn_if_forked,
 )
 from mlx_autobind.explain import explain
 from mlx_autobind.handles import StreamHandle
-from mlx_autobind.owner import OWNER, hand_over, hand_over_steps, without_streams
 from mlx_autobind.random_state import RANDOM_STATE
-from mlx_autobind.shared import LockedSteps, locked
 from mlx_autobind.shield import shielded
-from mlx_autobind.state import STATES, Stepped
+from mlx_autobind.state import STATES, Stepped, with_own
 
 # By this attribute a wrapper of ours is known, also through what lies on top of it.
 SITE = "_mlx_autobind_site"
 
 if TYPE_CHECKING:
     _Proxy = wrapt.ObjectProxy[Callable[..., Any]]
-    _CallableProxy = wrapt.CallableObjectProxy[Any]
 else:
     _Proxy = wrapt.ObjectProxy
-    _CallableProxy = wrapt.CallableObjectProxy
 
 Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
 
 
-def wrap(function: Function, site: Site, entry: targets.Entry) -> Function:
-    """Return `function` wrapped as the entry point `entry`.
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One mode.
 
-    What the function is counts more than what the table says: a release may turn a
-    generator function into a plain one, or the other way round.
-    """
-    code = getattr(function, "__code__", None)
-    if code is not None and code.co_flags & inspect.CO_GENERATOR:
-        return GeneratorEntry(function, site, entry.own)
-    wrapper = MODES[settings.current().mode](function, site, entry)
-    setattr(wrapper, SITE, site)
-    # inspect.getfullargspec does not follow __wrapped__, and programs ask it which
-    # arguments they may pass.
-    wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return wrapper
-
-
-def in_thread_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
-    """Return `function` bound to whichever thread calls it."""
-    if entry.kind == targets.PRODUCER:
-        return wrap_producer(function, site)
-    if entry.kind == targets.PREPARER:
-        return wrap_preparer(function, site)
-    if entry.kind == targets.STATEFUL:
-        return wrap_call(in_generation(function, site, entry.own), site)
-    hands_back = entry.kind in (targets.BATCH, targets.LOOP)
-    return wrap_call(function, site, hands_back=hands_back)
-
-
-def in_owner_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
-    """Return `function` done by the owner thread, or where it is called if it only steps."""
-    wrapper = in_thread_mode(function, site, entry)
-    if entry.kind == targets.BODY:
-        return wrapper
-    if entry.kind == targets.PRODUCER:
-        return hand_over(wrapper, site, producer=True)
-    if entry.kind == targets.PREPARER:
-        return hand_over(wrap_producer(function, site), site, inside=function, producer=True)
-    handed = hand_over(wrapper, site)
-    if entry.kind == targets.LOOP or (entry.kind == targets.STATEFUL and not site.method):
-        return loop(function, handed, site, entry)
-    return handed
-
-
-def loop(function: Function, handed: Function, site: Site, entry: targets.Entry) -> Function:
-    """Return `function`, which only steps other entry points, run where it is called.
-
-    Unless its model keeps state on itself, which it sets outside of any step: then the
-    whole call is one step.
+    Attributes:
+        wrap: makes the wrapper of a call.
+        hand_out: makes what the program gets of a generator that binds whoever steps it, and
+            the arguments; None hands out the generator itself.
+        given: makes what a generator function is given of what the program gives.
     """
 
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not site.active or OWNER.inside():
-            return handed(*args, **kwargs)
-        if entry.kind == targets.STATEFUL and STATES.begin(args) is not None:
-            return handed(*args, **kwargs)
-        if entry.own is not None:
-            args, kwargs = with_own(entry.own, args, kwargs) or (args, kwargs)
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-def in_shared_mode(function: Function, site: Site, entry: targets.Entry) -> Function:
-    """Return `function` with the lock held while it runs, or during the steps it takes."""
-    if entry.kind == targets.PREPARER:
-        return locked(wrap_preparer(function, site, depth=2), site)
-    wrapper = in_thread_mode(function, site, entry)
-    if entry.kind == targets.PRODUCER:
-        # Bound here already: what the program computes from the weights is pending on a
-        # stream that any thread can use.
-        wrapper = wrap_call(wrapper, site)
-    if entry.kind in (targets.BODY, targets.LOOP):
-        return wrapper
-    if entry.kind == targets.STATEFUL and not site.method:
-        bound = wrap_call(function, site)
-        return loop(bound, locked(wrapper, site), site, entry)
-    return locked(wrapper, site)
-
-
-MODES = {"thread": in_thread_mode, "owner": in_owner_mode, "shared": in_shared_mode}
+    wrap: Callable[[Function, Site, targets.Entry], Function]
+    hand_out: Callable[[Any, Site, tuple[Any, ...]], Any] | None = None
+    given: Callable[[Arguments, Options], tuple[Arguments, Options]] | None = None
 
 
 def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Function:
@@ -184,65 +114,6 @@ def wrap_producer(function: Function, site: Site) -> Function:
         return result
 
     return wrapper
-
-
-def in_generation(function: Function, site: Site, own: str | None) -> Function:
-    """Return `function` with the state that its model keeps on itself kept apart."""
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not site.active:
-            return function(*args, **kwargs)
-        if own is not None:
-            args, kwargs = with_own(own, args, kwargs) or (args, kwargs)
-        generation = STATES.of(args[0], args[1:]) if args else None
-        if generation is None:
-            return function(*args, **kwargs)
-        with generation:
-            return function(*args, **kwargs)
-
-    return wrapper
-
-
-_PROCESSOR = 1  # where mlx-vlm's functions take it
-
-
-class Lent(_CallableProxy):
-    """A processor with one attribute of its own; all else is the processor's."""
-
-    def __init__(self, processor: Any, name: str, value: Any) -> None:
-        super().__init__(processor)
-        self._self_own = (name, value)
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_self_"):
-            own, value = object.__getattribute__(self, "_self_own")
-            if name == own:
-                return value
-        return super().__getattribute__(name)
-
-
-@shielded
-def with_own(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments with a processor that has an attribute `name` of its own.
-
-    Returns:
-        None if no processor among the arguments has such an attribute.
-    """
-    processor = args[_PROCESSOR] if len(args) > _PROCESSOR else kwargs.get("processor")
-    shared = getattr(processor, name, None)
-    if processor is None or shared is None:
-        return None
-    # Not copy.copy: it sets a property of mlx-vlm's detokenizer that cannot be set.
-    mine: Any = object.__new__(type(shared))
-    vars(mine).update(vars(shared))
-    mine.reset()
-    lent = Lent(processor, name, mine)
-    if len(args) > _PROCESSOR:
-        return (*args[:_PROCESSOR], lent, *args[_PROCESSOR + 1 :]), kwargs
-    return args, {**kwargs, "processor": lent}
 
 
 def wrap_preparer(function: Function, site: Site, *, depth: int = 1) -> Function:
@@ -346,11 +217,24 @@ class GeneratorEntry(_Proxy):
 
     A proxy, so that it stays a generator function to ``inspect`` and to frameworks,
     while wrong arguments still fail at the call, as they do without the agent.
+
+    Args:
+        function: a generator function.
+        site: what it is.
+        own: see `mlx_autobind.targets.Entry`.
+        mode: the mode of the process.
     """
 
-    def __init__(self, function: Function, site: Site, own: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Function,
+        site: Site,
+        own: str | None = None,
+        mode: Mode | None = None,
+    ) -> None:
         super().__init__(function)
         self._self_site = site
+        self._self_mode = mode
         # Where a release takes care of it by itself there is nothing to lend.
         names = function.__code__.co_names
         self._self_own = own if own in names else None
@@ -365,9 +249,9 @@ class GeneratorEntry(_Proxy):
         """Call the function, and return its generator with each step bound."""
         if self._self_own is not None and self._self_site.active:
             args, kwargs = with_own(self._self_own, args, kwargs) or (args, kwargs)
-        mode = settings.current().mode if self._self_site.active else "thread"
-        if mode == "owner" and not OWNER.inside():
-            args, kwargs = without_streams(args, kwargs)
+        mode = self._self_mode if self._self_site.active else None
+        if mode is not None and mode.given is not None:
+            args, kwargs = mode.given(args, kwargs)
         inner = self.__wrapped__(*args, **kwargs)
         if not isinstance(inner, types.GeneratorType):
             # Another agent's wrapper made something else of it. What that steps in the
@@ -384,10 +268,8 @@ class GeneratorEntry(_Proxy):
             "types.GeneratorType[Any, Any, Any]",
             step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
         )
-        if mode == "owner":
-            outer = hand_over_steps(outer, self._self_site, (*args, *kwargs.values()))
-        elif mode == "shared":
-            outer = relay(LockedSteps(outer))
+        if mode is not None and mode.hand_out is not None:
+            outer = mode.hand_out(outer, self._self_site, (*args, *kwargs.values()))
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer

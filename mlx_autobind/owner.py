@@ -288,6 +288,13 @@ def without_streams(
     return given, {name: instead(value) for name, value in kwargs.items()}
 
 
+def without_own_streams(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that the owner thread can use."""
+    return (args, kwargs) if OWNER.inside() else without_streams(args, kwargs)
+
+
 def hand_over_steps(generator: Generator[Any, Any, Any], site: Site, arguments: Any) -> Any:
     """Return a generator whose steps are those of `generator`, done by the owner thread."""
     if OWNER.inside():

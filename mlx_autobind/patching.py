@@ -20,8 +20,9 @@ from mlx.nn.layers.base import Module
 from mlx_autobind import binding, random_state, records, settings, shared, targets, telemetry
 from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
-from mlx_autobind.entries import SITE, wrap, wrap_load_weights
+from mlx_autobind.entries import SITE, wrap_load_weights
 from mlx_autobind.handles import HANDLES, heap_places, namespace_of, write
+from mlx_autobind.modes import wrap
 from mlx_autobind.owner import OWNER
 from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shield import shielded

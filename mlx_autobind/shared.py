@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind.binding import Site
+from mlx_autobind.binding import Site, relay
 from mlx_autobind.handles import device_name
 
 Function = Callable[..., Any]
@@ -85,6 +85,13 @@ class LockedSteps:
         """Close the generator."""
         with LOCK:
             self._inner.close()
+
+
+def lock_steps(
+    generator: Generator[Any, Any, Any], _site: Site, _arguments: tuple[Any, ...]
+) -> Generator[Any, Any, Any]:
+    """Return a generator whose steps are those of `generator`, with the lock held."""
+    return relay(LockedSteps(generator))
 
 
 # What `mlx_autobind.patching` wraps in mlx.core besides.

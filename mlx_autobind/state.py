@@ -7,19 +7,29 @@ generation gets its own values: they are put in place before a step of it, under
 that is held until the step is done.
 """
 
+import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import wrapt
 from mlx.nn.layers.base import Module
 
 from mlx_autobind import targets
 from mlx_autobind.shield import shielded
 
+if TYPE_CHECKING:
+    from mlx_autobind.binding import Site
+
+    _CallableProxy = wrapt.CallableObjectProxy[Any]
+else:
+    _CallableProxy = wrapt.CallableObjectProxy
+
 Values = list[Any]
+Function = Callable[..., Any]
 
 
 class ModelState:
@@ -179,16 +189,15 @@ class ModelStates:
         return None
 
     @shielded
-    def of(self, first: Any, arguments: tuple[Any, ...]) -> Generation | None:
-        """Return the generation of a call whose first argument is `first`.
+    def of(self, arguments: tuple[Any, ...]) -> Generation | None:
+        """Return the generation of a call with `arguments`.
 
-        A batch is one generation for as long as it lives; anything else is one for the
-        length of the call.
+        A batch, the first of them then, is one generation for as long as it lives; anything
+        else is one for the length of the call.
         """
-        if isinstance(first, Module):
-            return self.begin((first,))
+        first = arguments[0] if arguments else None
         model = getattr(first, "model", None)
-        if not isinstance(model, Module):
+        if isinstance(first, Module) or not isinstance(model, Module):
             return self.begin(arguments)
         with self._lock:
             known = self._batches.get(first)
@@ -239,6 +248,65 @@ def _fields(model: Any) -> Iterator[tuple[Module, str]]:
 
 
 STATES = ModelStates()
+
+
+def in_generation(function: Function, site: "Site", own: str | None) -> Function:
+    """Return `function` with the state that its model keeps on itself kept apart."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not site.active:
+            return function(*args, **kwargs)
+        if own is not None:
+            args, kwargs = with_own(own, args, kwargs) or (args, kwargs)
+        generation = STATES.of((*args, *kwargs.values()))
+        if generation is None:
+            return function(*args, **kwargs)
+        with generation:
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+_PROCESSOR = 1  # where mlx-vlm's functions take it
+
+
+class Lent(_CallableProxy):
+    """A processor with one attribute of its own; all else is the processor's."""
+
+    def __init__(self, processor: Any, name: str, value: Any) -> None:
+        super().__init__(processor)
+        self._self_own = (name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_self_"):
+            own, value = object.__getattribute__(self, "_self_own")
+            if name == own:
+                return value
+        return super().__getattribute__(name)
+
+
+@shielded
+def with_own(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the arguments with a processor that has an attribute `name` of its own.
+
+    Returns:
+        None if no processor among the arguments has such an attribute.
+    """
+    processor = args[_PROCESSOR] if len(args) > _PROCESSOR else kwargs.get("processor")
+    shared = getattr(processor, name, None)
+    if processor is None or shared is None:
+        return None
+    # Not copy.copy: it sets a property of mlx-vlm's detokenizer that cannot be set.
+    mine: Any = object.__new__(type(shared))
+    vars(mine).update(vars(shared))
+    mine.reset()
+    lent = Lent(processor, name, mine)
+    if len(args) > _PROCESSOR:
+        return (*args[:_PROCESSOR], lent, *args[_PROCESSOR + 1 :]), kwargs
+    return args, {**kwargs, "processor": lent}
 
 
 def after_fork_in_child() -> None:
