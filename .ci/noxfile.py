@@ -67,45 +67,54 @@ MATRIX = (
     ("0.32.4", "0.32.2", "0.7.10"),
 )
 
-# The stacks that differ most: what CI runs.
+# Of those, the ones that differ most from the newest, on which the test suite runs: for CI.
 COVERING = (
-    ("0.31.1", "0.31.1", "0.4.4"),
+    ("0.31.2", "0.28.4", "0.3.9"),
     ("0.32.0", "0.31.3", "0.5.0"),
     ("0.32.4", "0.31.2", "0.4.4"),
-    ("0.32.4", "0.32.2", "0.7.10"),
 )
 
 # Where the runs are collected; `table` reads them from there.
 RUNS = Path(os.environ.get("MLX_AUTOBIND_RUNS", ROOT / ".nox" / "compatibility"))
 
 
-def run_scenarios(session: nox.Session, mlx: str, mlx_lm: str, mlx_vlm: str | None) -> None:
-    """Run every scenario on one stack, and leave the result in `RUNS`."""
+def run_scenarios(
+    session: nox.Session, stack: tuple[str, str, str | None], defects: bool = True
+) -> None:
+    """Run every scenario on one stack, and leave the result in `RUNS`.
+
+    Args:
+        session: where to install it.
+        stack: its versions.
+        defects: go on if something is not right, which the table will say.
+    """
+    mlx, mlx_lm, mlx_vlm = stack
     session.chdir(ROOT)
     vision = [f"mlx-vlm=={mlx_vlm}"] if mlx_vlm else []
     libraries = [f"mlx[cpu]=={mlx}", f"mlx-lm=={mlx_lm}", *vision]
     session.install(".", "pytest", "fastapi", "uvicorn", *libraries)
-    session.run("python", "-m", "tests.compatibility", "run", str(RUNS), *session.posargs)
+    command = ["python", "-m", "tests.compatibility", "run", str(RUNS), *session.posargs]
+    session.run(*command, success_codes=[0, 1] if defects else [0])
 
 
 @nox.session(python=["3.11"], tags=["matrix"])
 @nox.parametrize("stack", [nox.param(stack, id="+".join(filter(None, stack))) for stack in MATRIX])
 def matrix(session: nox.Session, stack: tuple[str, str, str | None]) -> None:
     """Run every scenario on one stack of the matrix."""
-    run_scenarios(session, *stack)
+    run_scenarios(session, stack)
 
 
 @nox.session(python=["3.11"])
 def covering(session: nox.Session) -> None:
     """Run every scenario on the stacks that differ most."""
     for stack in COVERING:
-        run_scenarios(session, *stack)
+        run_scenarios(session, stack, defects=False)
 
 
 @nox.session(python=["3.10", "3.12", "3.13", "3.14", "3.14t"], tags=["matrix"])
 def matrix_pythons(session: nox.Session) -> None:
     """Run every scenario on the newest stack, with another Python."""
-    run_scenarios(session, *MATRIX[-1])
+    run_scenarios(session, MATRIX[-1])
 
 
 @nox.session(python=["3.11"], tags=["matrix"])

@@ -33,6 +33,7 @@ EXPLAINED = "explained"
 ABSENT = "-"
 WITHOUT = "without"
 TIMEOUT_S = 60.0
+LATE_THREADS = 3
 
 Run = Callable[..., Outcome]
 
@@ -226,7 +227,8 @@ class Bench:
         outcome = self.run("short", program(SHORT_LIVED), self.checkpoint, mode=mode)
 
         def judge(grown: list[int]) -> str:
-            right = grown[0] <= grown[1] and grown[2] == 0
+            # The system may be late to forget one that has ended; two streams make it double.
+            right = grown[0] <= grown[1] + LATE_THREADS and grown[2] == 0
             return (
                 RIGHT if right else f"{grown[0]} native threads for {grown[1]}, {grown[2]} failed"
             )
@@ -415,7 +417,22 @@ def main() -> int:
             print(f"{scenario:5} {' | '.join(cells)}")
     for library, why in found["notes"].items():
         print(f"{library} does not work here without the agent: {why}")
-    return 0
+    defects = [
+        f"{scenario} in mode {mode}: {verdict}"
+        for mode, scenario, verdict in not_right(found)
+        if reason_of(found, scenario, mode, verdict) == WITHOUT_A_REASON
+    ]
+    for defect in defects:
+        print(f"not right, and no reason is known: {defect}", file=sys.stderr)
+    return 1 if defects else 0
+
+
+def not_right(run: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield mode, scenario and verdict of what is not right with the agent."""
+    for mode, column in run["verdicts"].items():
+        for scenario, verdict in column.items():
+            if mode != WITHOUT and verdict not in (RIGHT, ABSENT):
+                yield mode, scenario, verdict
 
 
 def read(source: Path) -> list[dict[str, Any]]:
