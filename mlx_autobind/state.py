@@ -11,7 +11,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -47,22 +46,23 @@ class ModelState:
         self._fields = [(weakref.ref(module), name) for module, name in fields]
         self._between: Values = []
         self._evaluated: Values = []
-        self._depth = 0
+        self._stepping = False
 
-    def enter(self, generation: "Generation") -> None:
-        """Put the values of `generation` in place, until `leave`."""
-        self.lock.acquire()
-        self._depth += 1
-        # A step inside a step, as generate_step in stream_generate, is part of it.
-        if self._depth == 1 and self.current is not generation:
-            self._change_to(generation)
-
-    def leave(self) -> None:
-        """Keep the values that a step has left, fit for another thread."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._evaluate()
-        self.lock.release()
+    def step(self, generation: "Generation", call: Function, *args: Any, **kwargs: Any) -> Any:
+        """Return what `call` returns, with the values of `generation` in place meanwhile."""
+        # In an order that a KeyboardInterrupt between any two lines leaves nothing behind.
+        with self.lock:
+            nested = self._stepping
+            try:
+                self._stepping = True
+                # A step inside a step, as generate_step in stream_generate, is part of it.
+                if not nested and self.current is not generation:
+                    self._change_to(generation)
+                return call(*args, **kwargs)
+            finally:
+                self._stepping = nested
+                if not nested:
+                    self._evaluate()
 
     @shielded
     def _change_to(self, generation: "Generation") -> None:
@@ -104,30 +104,24 @@ class ModelState:
 
 
 class Generation:
-    """One generation with a model that keeps its state on itself: a context for each step.
+    """One generation with a model that keeps its state on itself.
 
     Attributes:
         values: its state while that of another generation is in place.
         ended: True if it takes no further step.
+        lasting: True if it is a batch, which takes any number of calls.
     """
 
-    __slots__ = ("__weakref__", "_state", "ended", "values")
+    __slots__ = ("__weakref__", "_state", "ended", "lasting", "values")
 
     def __init__(self, state: ModelState) -> None:
         self._state = state
         self.values: Values | None = None
-        self.ended = False
+        self.ended = self.lasting = False
 
-    def __enter__(self) -> None:
-        self._state.enter(self)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._state.leave()
+    def step(self, call: Function, *args: Any, **kwargs: Any) -> Any:
+        """Return what `call` returns, as a step of this generation."""
+        return self._state.step(self, call, *args, **kwargs)
 
 
 class Stepped:
@@ -149,8 +143,7 @@ class Stepped:
 
     def send(self, value: Any) -> Any:
         """Take a step."""
-        with self._generation:
-            return self._inner.send(value)
+        return self._step(self._inner.send, value)
 
     def throw(self, error: BaseException) -> Any:
         """Raise `error` in the generator."""
@@ -159,8 +152,13 @@ class Stepped:
             # point, which must not wait for a lock there.
             self._generation.ended = True
             return self._inner.throw(error)
-        with self._generation:
-            return self._inner.throw(error)
+        return self._step(self._inner.throw, error)
+
+    def _step(self, call: Function, value: Any) -> Any:
+        try:
+            return self._generation.step(call, value)
+        finally:
+            self._generation.ended = self._inner.gi_frame is None
 
 
 class ModelStates:
@@ -204,6 +202,7 @@ class ModelStates:
         if known is None:
             known = self.begin((model,))
             if known is not None:
+                known.lasting = True
                 with self._lock:
                     known = self._batches.setdefault(first, known)
         return known
@@ -262,8 +261,10 @@ def in_generation(function: Function, site: "Site", own: str | None) -> Function
         generation = STATES.of((*args, *kwargs.values()))
         if generation is None:
             return function(*args, **kwargs)
-        with generation:
-            return function(*args, **kwargs)
+        try:
+            return generation.step(function, *args, **kwargs)
+        finally:
+            generation.ended = not generation.lasting
 
     return wrapper
 

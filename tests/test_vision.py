@@ -231,6 +231,50 @@ def test_what_the_models_keep_on_themselves_is_in_the_table(
         assert {"_rope_deltas", "_position_ids"} <= found
 
 
+LEFT = """
+    from pathlib import Path
+    from seeing import Seer, print_last
+    seer = Seer(Path(sys.argv[1]))
+    state = seer.model.language_model
+    seer.see(2)
+    first = state._rope_deltas.tolist()
+    kept = seer.begin(3)
+    next(kept)
+    begun = state._rope_deltas.tolist()
+    list(kept)
+    ended = state._rope_deltas.tolist()
+    seer.see(4)
+    print_last([first, begun, ended, state._rope_deltas.tolist()])
+"""
+
+
+def test_a_generation_leaves_its_state_as_without_the_agent(run: Run, vision: Path) -> None:
+    found = run(program(LEFT), vision / "stateful", agent="import").clean()
+    assert found == run(program(LEFT), vision / "stateful", agent="none").result
+
+
+def test_the_next_generation_finds_what_the_last_has_left(run: Run, vision: Path) -> None:
+    text = program("""
+    from pathlib import Path
+    from seeing import Seer, print_last
+    from mlx_autobind.state import STATES
+    seer = Seer(Path(sys.argv[1]))
+    found = []
+    for seed in (2, 4):
+        seer.see(seed)
+        state = STATES.begin((seer.model,))._state
+        found.append(state.current.ended)
+        left = state._read()
+        following = STATES.begin((seer.model,))
+        following.step(lambda: found.append(all(
+            one is other for one, other in zip(left, state._read(), strict=True)
+        )))
+        following.ended = True
+    print_last(found)
+    """)
+    assert run(text, vision / "stateful", agent="import").clean() == [True] * 4
+
+
 class Server:
     """A real ``mlx_vlm.server``, and its answers."""
 
