@@ -21,6 +21,7 @@ class Settings:
         mode: ``MLX_AUTOBIND_MODE``; one of `MODES`.
         modules: ``MLX_AUTOBIND_MODULES``; further modules that hold a handle.
         records: ``MLX_AUTOBIND_RECORDS``; how many records the process keeps.
+        trace: ``MLX_AUTOBIND_TRACE``; a file that spans are appended to, or None.
         strict: ``MLX_AUTOBIND_STRICT``; True raises the agent's own errors.
         problems: one sentence for each value that could not be used.
     """
@@ -29,6 +30,7 @@ class Settings:
     mode: str
     modules: tuple[str, ...]
     records: int
+    trace: str | None
     strict: bool
     problems: tuple[str, ...]
 
@@ -76,6 +78,12 @@ class Reader:
             self._reject(variable, text, f"a whole number from 1 to {most}", str(default))
         return default
 
+    def path(self, variable: str) -> str | None:
+        """Return the absolute path of a file; None if `variable` is unset."""
+        text = self._text(variable)
+        # From the folder in which the process starts, wherever it goes later.
+        return os.path.abspath(os.path.expanduser(text)) if text else None  # noqa: PTH100, PTH111
+
     def names(self, variable: str) -> tuple[str, ...]:
         """Return dotted module names."""
         found = []
@@ -95,6 +103,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         mode=reader.choice("MLX_AUTOBIND_MODE", MODES),
         modules=reader.names("MLX_AUTOBIND_MODULES"),
         records=reader.number("MLX_AUTOBIND_RECORDS", DEFAULT_RECORDS, MAX_RECORDS),
+        trace=reader.path("MLX_AUTOBIND_TRACE"),
         strict=reader.flag("MLX_AUTOBIND_STRICT", False),
         problems=tuple(reader.problems),
     )

@@ -4,11 +4,14 @@ The agent never sets a tracer provider: that belongs to the application, and wit
 one the spans are lost while the records stay in the process.
 """
 
+import os
+import threading
+
 from opentelemetry import metrics, trace
 from opentelemetry.util.types import AttributeValue
 
 import mlx_autobind
-from mlx_autobind import targets
+from mlx_autobind import settings, targets
 from mlx_autobind.records import RING, Record
 from mlx_autobind.shield import shielded
 
@@ -68,7 +71,11 @@ def export(record: Record) -> None:
 
     The parent is taken from the calling thread's context. Thread-safe.
     """
-    span = _tracer.start_span(
+    _export(_tracer, record)
+
+
+def _export(tracer: trace.Tracer, record: Record) -> None:
+    span = tracer.start_span(
         SPAN_NAMES[record.kind],
         attributes=attributes(record),
         start_time=record.started_ns,
@@ -86,6 +93,42 @@ def handover(entry_point: str, wait_ns: int, run_ns: int) -> None:
     _run.record(run_ns * _NS, found)
 
 
+class TraceFile:
+    """Writes records to the file of ``MLX_AUTOBIND_TRACE``. One instance, `TRACE_FILE`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = 0
+        self._tracer: trace.Tracer | None = None
+
+    @shielded
+    def export(self, record: Record) -> None:
+        """Write `record` as a span. Thread-safe."""
+        if self._process != os.getpid():  # the first one, or in a forked child
+            self._start()
+        if self._tracer is not None:
+            _export(self._tracer, record)
+
+    def _start(self) -> None:
+        from mlx_autobind import trace_file
+
+        path = settings.current().trace
+        with self._lock:
+            if path is not None and self._process != os.getpid():
+                version = mlx_autobind.__version__
+                self._tracer = trace_file.tracer(path, SCOPE, version, SCHEMA_URL)
+                self._process = os.getpid()
+
+    def after_fork_in_child(self) -> None:
+        """Start over with a lock that another thread may have held."""
+        self._lock = threading.Lock()
+
+
+TRACE_FILE = TraceFile()
+
+
 def start() -> None:
     """Have every further record exported. Idempotent."""
     RING.subscribe(export)
+    if settings.current().trace is not None:
+        RING.subscribe(TRACE_FILE.export)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,13 @@ from mlx_autobind import settings, targets
 from tests.conftest import Run
 
 DEFAULTS = settings.Settings(
-    enabled=True, mode="thread", modules=(), records=1000, strict=False, problems=()
+    enabled=True,
+    mode="thread",
+    modules=(),
+    records=1000,
+    trace=None,
+    strict=False,
+    problems=(),
 )
 
 
@@ -31,10 +38,17 @@ def test_good_values() -> None:
             "MLX_AUTOBIND_MODULES": "a.b, c,,d",
             "MLX_AUTOBIND_RECORDS": "7",
             "MLX_AUTOBIND_STRICT": "1",
+            "MLX_AUTOBIND_TRACE": "folder/trace.jsonl",
         }
     )
     assert found == settings.Settings(
-        enabled=False, mode="thread", modules=("a.b", "c", "d"), records=7, strict=True, problems=()
+        enabled=False,
+        mode="thread",
+        modules=("a.b", "c", "d"),
+        records=7,
+        trace=str(Path.cwd() / "folder" / "trace.jsonl"),
+        strict=True,
+        problems=(),
     )
 
 
