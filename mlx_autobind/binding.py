@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -39,6 +40,12 @@ _STREAM_REBIND_LOCK = threading.RLock()
 BINDS_STREAMS = hasattr(mx, "new_thread_local_stream")
 
 
+class Alive:
+    """Held by the locals of one bound thread alone."""
+
+    __slots__ = ("__weakref__",)
+
+
 class ThreadState(threading.local):
     """What the agent knows of the calling thread. Nothing is keyed by identifier.
 
@@ -49,10 +56,12 @@ class ThreadState(threading.local):
         streams: the thread's streams by device name, once it is bound.
         chosen: default streams that the program itself set, by device name.
         exit: what cleans up when the thread ends.
+        alive: what goes when the thread ends, once it was bound.
     """
 
     bound: object | None = None
     exit: "ThreadExit | None" = None
+    alive: "Alive | None" = None
 
     def __init__(self) -> None:
         self.identity = object()
@@ -61,6 +70,13 @@ class ThreadState(threading.local):
 
 
 THREAD = ThreadState()
+
+_alive: "weakref.WeakSet[Alive]" = weakref.WeakSet()
+
+
+def bound_threads() -> int:
+    """Return how many threads that were bound are alive. Thread-safe."""
+    return len(_alive)
 
 
 _NO_HANDLES = {targets.HANDLE: StreamHandle(mx.default_device().type, 0)}
@@ -168,6 +184,9 @@ def bind(entry_point: str, *, late: bool) -> None:
                 streams[name] = new_stream(device)
                 _set_default_stream(streams[name])
         THREAD.streams, THREAD.bound = streams, THREAD.identity
+        if THREAD.alive is None:
+            THREAD.alive = Alive()
+            _alive.add(THREAD.alive)
     clear_at_exit()
     RANDOM_STATE.take()
     stopwatch.stop()
@@ -330,6 +349,8 @@ def _after_fork_in_child() -> None:
         THREAD.exit.disarm()
         THREAD.exit = None
     THREAD.bound = None
+    THREAD.alive = None
+    _alive.clear()
     THREAD.streams = {}
     THREAD.chosen.clear()
     _forked = True

@@ -5,7 +5,9 @@ one the spans are lost while the records stay in the process.
 """
 
 import os
+import sys
 import threading
+from collections.abc import Iterator
 
 from opentelemetry import metrics, trace
 from opentelemetry.util.types import AttributeValue
@@ -41,6 +43,47 @@ _run = _meter.create_histogram(
     description="Time that the owner thread takes for a step.",
 )
 _NS = 1e-9
+
+_duration = _meter.create_histogram(
+    "mlx_autobind.bind.duration",
+    unit="s",
+    description="Time that it takes to give a thread its stream.",
+)
+# By the kind of record.
+_counters = {
+    "bind": _meter.create_counter(
+        "mlx_autobind.binds", unit="{bind}", description="Threads that got their stream."
+    ),
+    "hop": _meter.create_counter(
+        "mlx_autobind.hops",
+        unit="{hop}",
+        description="Generators that were stepped by another thread than the step before.",
+    ),
+    "drift": _meter.create_counter(
+        "mlx_autobind.drifts",
+        unit="{drift}",
+        description="Streams of others that were assigned to a handle.",
+    ),
+    "explained": _meter.create_counter(
+        "mlx_autobind.explained_failures",
+        unit="{failure}",
+        description="Errors about streams that were explained.",
+    ),
+}
+
+
+def _observe_bound_threads(_options: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
+    binding = sys.modules.get("mlx_autobind.binding")
+    if binding is not None:
+        yield metrics.Observation(binding.bound_threads())
+
+
+_meter.create_observable_up_down_counter(
+    "mlx_autobind.bound_threads",
+    callbacks=[_observe_bound_threads],
+    unit="{thread}",
+    description="Threads alive that have a stream of the agent's.",
+)
 
 
 def attributes(record: Record) -> dict[str, AttributeValue]:
@@ -93,6 +136,19 @@ def handover(entry_point: str, wait_ns: int, run_ns: int) -> None:
     _run.record(run_ns * _NS, found)
 
 
+@shielded
+def measure(record: Record) -> None:
+    """Count `record`. Thread-safe."""
+    found = {
+        "code.function.name": record.entry_point,
+        "mlx_autobind.mode": record.mode,
+        "mlx_autobind.device": record.device,
+    }
+    _counters[record.kind].add(1, found)
+    if record.kind == "bind":
+        _duration.record(record.duration_ns * _NS, found)
+
+
 class TraceFile:
     """Writes records to the file of ``MLX_AUTOBIND_TRACE``. One instance, `TRACE_FILE`."""
 
@@ -130,5 +186,6 @@ TRACE_FILE = TraceFile()
 def start() -> None:
     """Have every further record exported. Idempotent."""
     RING.subscribe(export)
+    RING.subscribe(measure)
     if settings.current().trace is not None:
         RING.subscribe(TRACE_FILE.export)

@@ -152,3 +152,63 @@ def test_the_ring_is_bounded(run: Run, checkpoint: Path, stack: Stack) -> None:
     env = {"MLX_AUTOBIND_RECORDS": "2"}
     found = run(program(text), checkpoint, agent="import", env=env).clean()
     assert found == ([] if stack.inert else ["T3", "T4"])
+
+
+METERED = """
+    import json
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([reader]))
+    import mlx.core as mx
+    import mlx_lm, threading
+    from asking import PROMPTS
+    from threads import elsewhere, on_thread
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    def begin():
+        return mlx_lm.stream_generate(model, tokenizer, PROMPTS[0], max_tokens=6)
+    list(begin())
+    generator = begin()
+    on_thread(next, generator)
+    next(generator)
+    sys.modules["mlx_lm.generate"].generation_stream = mx.default_stream(mx.default_device())
+    lazy = elsewhere(lambda: mx.ones((3,)) + 1)
+    try:
+        list(mlx_lm.generate_step(lazy.astype(mx.int32), model, max_tokens=1))
+    except (AttributeError, RuntimeError):
+        pass
+    stay, here = threading.Event(), threading.Event()
+    def waiting():
+        list(begin())
+        here.set()
+        stay.wait()
+    thread = threading.Thread(target=waiting)
+    thread.start()
+    here.wait()
+    found = {}
+    for resource in reader.get_metrics_data().resource_metrics:
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                points = metric.data.data_points
+                total = sum(getattr(point, "count", None) or point.value for point in points)
+                found[metric.name] = [total, metric.unit]
+    stay.set()
+    thread.join()
+    print(json.dumps(found))
+"""
+
+
+def test_metrics(run: Run, checkpoint: Path, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, so that nothing is counted")
+    found = run(program(METERED), checkpoint, agent="import").clean()
+    # The main thread, one that has ended, and one that waits.
+    assert found["mlx_autobind.binds"] == [3, "{bind}"]
+    assert found["mlx_autobind.bind.duration"] == [3, "s"]
+    assert found["mlx_autobind.bound_threads"] == [2, "{thread}"]
+    # Of stream_generate, and of the generate_step in it.
+    assert found["mlx_autobind.hops"] == [2, "{hop}"]
+    assert found["mlx_autobind.drifts"] == [1, "{drift}"]
+    if stack.binds_on_cpu:
+        assert found["mlx_autobind.explained_failures"] == [1, "{failure}"]
