@@ -175,8 +175,9 @@ METERED = """
     sys.modules["mlx_lm.generate"].generation_stream = mx.default_stream(mx.default_device())
     lazy = elsewhere(lambda: mx.ones((3,)) + 1)
     try:
-        list(mlx_lm.generate_step(lazy.astype(mx.int32), model, max_tokens=1))
-    except (AttributeError, RuntimeError):
+        prompt = lazy.astype(mx.int32)
+        list(mlx_lm.stream_generate(model, tokenizer, prompt, max_tokens=1))
+    except RuntimeError:
         pass
     stay, here = threading.Event(), threading.Event()
     def waiting():
