@@ -479,3 +479,54 @@ def test_eight_clients_two_of_which_leave(
     assert answers[2:] == list(right.values())[2:]
     assert outcome.stderr == ""
     assert outcome.code == 0
+
+
+ENDED = """
+    import contextlib, gc, json, threading
+    import mlx_lm
+    from asking import PROMPTS
+    from threads import elsewhere
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    ended = []
+
+    @contextlib.contextmanager
+    def wired_limit(*args):
+        try:
+            yield
+        finally:
+            ended.append(threading.current_thread().name)
+
+    sys.modules["mlx_lm.generate"].wired_limit = wired_limit
+
+    def begin():
+        generator = mlx_lm.stream_generate(model, tokenizer, PROMPTS[0], max_tokens=30)
+        next(generator)
+        return generator
+
+    begin().close()
+    elsewhere(begin().close)
+    begun = begin()
+    del begun
+    gc.collect()
+    list(begin())
+    mlx_lm.stream_generate(model, tokenizer, PROMPTS[0]).close()
+    print(json.dumps(ended))
+"""
+
+
+def test_generators_end_on_the_owner_thread(run: Run, checkpoint: Path) -> None:
+    """Closed, closed elsewhere, collected and exhausted; one that was never begun does nothing."""
+    found = run(program(ENDED), checkpoint, agent="import", env=env("owner")).clean()
+    assert found == ["mlx-autobind owner"] * 4
+
+
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_status_says_what_is_unprotected(mode: str, run: Run) -> None:
+    text = """
+        import json, mlx_lm, mlx_autobind
+        found = mlx_autobind.status()
+        print(json.dumps([found.mode, found.unprotected]))
+    """
+    found, unprotected = run(text, agent="import", env=env(mode)).clean()
+    assert found == mode
+    assert ("item()" in (unprotected or "")) is (mode == "shared")
