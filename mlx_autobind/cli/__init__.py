@@ -30,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="how long one program may take before it counts as hung (default: %(default)s)",
     )
+    from mlx_autobind.cli import traces
+
+    traces.add_to(commands)
     options = parser.parse_args(arguments)
+    if options.command == "traces":
+        return traces.run(options)
 
     from mlx_autobind.cli import demo as demo_command
 

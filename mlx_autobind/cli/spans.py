@@ -1,0 +1,135 @@
+"""Read spans of the agent's back from files of OTLP JSON lines, whoever wrote them."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCOPE = "mlx_autobind"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span.
+
+    Attributes:
+        kind: ``bind``, ``hop``, ``drift`` or ``explained``.
+        started_ns: nanoseconds since the Unix epoch.
+        duration_ns: nanoseconds that it took.
+        process: identifier of the process; 0 if the file does not say.
+        thread_id: Python's identifier of the thread.
+        thread: name of the thread.
+        mode: the agent's mode.
+        stream: device and number of the stream, such as ``gpu:0 #3``.
+        entry_point: what the thread called.
+        handles: what was done to each handle.
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        parent_id: the same of the span around it; empty if there is none.
+        error: what was wrong, of an explained failure; else empty.
+    """
+
+    kind: str
+    started_ns: int
+    duration_ns: int
+    process: int
+    thread_id: int
+    thread: str
+    mode: str
+    stream: str
+    entry_point: str
+    handles: tuple[str, ...]
+    trace_id: str
+    span_id: str
+    parent_id: str
+    error: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """What reading files came to.
+
+    Attributes:
+        foreign: spans of others.
+        torn: lines that are no OTLP JSON, as the last one of a process that was killed.
+    """
+
+    foreign: int = 0
+    torn: int = 0
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def lines(self, lines: Iterable[bytes | str]) -> Iterator[Span]:
+        """Yield the spans of the agent's in `lines`."""
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                found = list(self._spans(json.loads(line)))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.torn += 1
+            else:
+                yield from found
+
+    def files(self, paths: Iterable[Path]) -> Iterator[Span]:
+        """Yield the spans of the agent's in the files `paths`.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        for path in paths:
+            with path.open("rb") as file:
+                yield from self.lines(file)
+
+    def _spans(self, line: dict[str, Any]) -> Iterator[Span]:
+        for resource in line["resourceSpans"]:
+            process = _attributes(resource.get("resource", {})).get("process.pid", 0)
+            for scope in resource.get("scopeSpans", ()):
+                spans = scope.get("spans", ())
+                if scope.get("scope", {}).get("name") != SCOPE:
+                    self.foreign += len(spans)
+                    continue
+                for span in spans:
+                    yield self._span(span, int(process))
+
+    def _span(self, span: dict[str, Any], process: int) -> Span:
+        found = _attributes(span)
+        started = int(span["startTimeUnixNano"])
+        name = self._name
+        return Span(
+            kind=name(found.get("mlx_autobind.kind", span["name"].partition(" ")[0])),
+            started_ns=started,
+            duration_ns=int(span["endTimeUnixNano"]) - started,
+            process=process,
+            thread_id=int(found.get("thread.id", 0)),
+            thread=name(found.get("thread.name", "")),
+            mode=name(found.get("mlx_autobind.mode", "")),
+            stream=name(
+                f"{found.get('mlx_autobind.device', '')} "
+                f"#{found.get('mlx_autobind.stream.index', '')}"
+            ),
+            entry_point=name(found.get("code.function.name", "")),
+            handles=tuple(map(name, found.get("mlx_autobind.handles", ()))),
+            trace_id=str(span["traceId"]),
+            span_id=str(span["spanId"]),
+            parent_id=str(span.get("parentSpanId", "")),
+            error=name(span.get("status", {}).get("message", "")),
+        )
+
+    def _name(self, text: Any) -> str:
+        """Return `text` as one object however often it comes: files repeat themselves."""
+        return self._names.setdefault(str(text), str(text))
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    return {each["key"]: _value(each["value"]) for each in holder.get("attributes", ())}
+
+
+def _value(value: dict[str, Any]) -> Any:
+    for kind, held in value.items():
+        if kind == "arrayValue":
+            return [_value(each) for each in held.get("values", ())]
+        if kind == "intValue":  # a string, for JSON has no 64-bit numbers
+            return int(held)
+        return held
+    return None
