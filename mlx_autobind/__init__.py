@@ -191,13 +191,19 @@ def _activation(action: str, *arguments: object) -> "Any":
         return None
 
 
+# What runs at exit, in this order, if it is loaded by then.
+_ENDINGS = (
+    ("mlx_autobind.owner", "end"),
+    ("mlx_autobind.daemons", "end"),
+    ("mlx_autobind.shared", "finish"),
+)
+
+
 def _at_exit() -> None:
-    owner = sys.modules.get("mlx_autobind.owner")
-    if owner is not None:
-        owner.OWNER.end()
-    daemons = sys.modules.get("mlx_autobind.daemons")
-    if daemons is not None:
-        daemons.end()
+    for name, function in _ENDINGS:
+        module = sys.modules.get(name)
+        if module is not None:
+            getattr(module, function)()
 
 
 def __getattr__(name: str) -> object:

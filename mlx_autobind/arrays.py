@@ -5,6 +5,7 @@ stream can be used by its own thread alone. Once evaluated an array belongs to n
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections import UserDict
@@ -80,7 +81,7 @@ def realise_arguments(arguments: Iterable[Any]) -> None:
 
     Those of models as well: the program may have changed their weights.
     """
-    found = list(arrays_in(list(arguments)))
+    found = list(arrays_in([each for argument in arguments for each in _held_by(argument)]))
     if not found:
         return
     try:
@@ -90,6 +91,24 @@ def realise_arguments(arguments: Iterable[Any]) -> None:
         for array in found:
             with contextlib.suppress(RuntimeError):
                 mx.eval(array)
+
+
+def _held_by(argument: Any) -> Iterator[Any]:
+    """Yield `argument`, and what the functions in it hold, such as logits processors."""
+    yield argument
+    functions = argument if isinstance(argument, (list, tuple)) else (argument,)
+    for function in functions:
+        if isinstance(function, Module) or not callable(function):
+            continue
+        if isinstance(function, functools.partial):
+            yield from (function.args, function.keywords)
+            yield from _held_by(function.func)
+        for cell in getattr(function, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # a cell that is empty yet
+                yield cell.cell_contents
+        yield getattr(function, "__defaults__", None)
+        owner = getattr(function, "__self__", function)
+        yield list(getattr(owner, "__dict__", {}).values())
 
 
 def realise_result(result: T) -> T:

@@ -79,7 +79,7 @@ def bound_threads() -> int:
     return len(_alive)
 
 
-_NO_HANDLES = {targets.HANDLE: StreamHandle(mx.default_device().type, 0)}
+NO_HANDLES: dict[str, Any] = {targets.HANDLE: StreamHandle(mx.default_device().type, 0)}
 
 
 class Site:
@@ -108,7 +108,7 @@ class Site:
     ) -> None:
         self.name = name
         # Wrappers look there at each step; where there is no handle, at one that stays.
-        self.namespace = namespace if handle is not None else _NO_HANDLES
+        self.namespace = namespace if handle is not None else NO_HANDLES
         self.handle = handle or targets.HANDLE
         self.late = late
         self.method = method
@@ -116,8 +116,22 @@ class Site:
 
 
 def relay(steps: Any) -> Generator[Any, Any, Any]:
-    """Yield what `steps` yields: a generator that is none yet, to ``inspect`` and others."""
+    """Return a generator that yields what `steps` yields, and that `steps` knows of."""
+    generator = _relay(steps)
+    steps.generator = weakref.ref(generator)
+    return generator
+
+
+def _relay(steps: Any) -> Generator[Any, Any, Any]:
     return (yield from steps)
+
+
+def collected(generator: "weakref.ref[Any] | None") -> bool:
+    """Tell whether a generator that is being closed is so because nobody has it any more.
+
+    Python clears the weak references to a generator before it closes it for good.
+    """
+    return generator is not None and generator() is None
 
 
 class ThreadExit:

@@ -37,9 +37,19 @@ _daemons: dict[int, "weakref.ref[Ending]"] = {}
 _lock = threading.Lock()
 
 
+# True once the interpreter ends.
+_ends = False
+
+
 def watch(ending: Ending) -> None:
-    """Remember that the calling thread, if it is a daemon, has something that mlx cleans up."""
+    """Remember that the calling thread, if it is a daemon, has something that mlx cleans up.
+
+    Raises:
+        SystemExit: the interpreter ends, and this thread was about to begin.
+    """
     if threading.current_thread().daemon:
+        if _ends:
+            raise SystemExit
         key = id(ending)
         with _lock:
             _daemons[key] = weakref.ref(ending, lambda _dead: _daemons.pop(key, None))
@@ -47,8 +57,9 @@ def watch(ending: Ending) -> None:
 
 def after_fork_in_child() -> None:
     """Forget the parent's threads, and a lock that one of them may have held."""
-    global _lock
+    global _lock, _ends
     _lock = threading.Lock()
+    _ends = False
     _daemons.clear()
 
 
@@ -60,9 +71,12 @@ def end() -> None:
     its streams. One that waits without a time-out never asks for the GIL again; it is
     left alone. One that does not end in time is named in the log.
     """
+    global _ends
     if not KILLS_DAEMONS:
         return
+    _ends = True
     frames = sys._current_frames()
+    threads = {thread.ident: thread for thread in threading.enumerate()}
     with _lock:
         references = list(_daemons.values())
     running = []
@@ -74,18 +88,24 @@ def end() -> None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
             )
-            running.append((ending.thread_name, reference))
+            running.append((threads.get(ending.thread_id), ending.thread_name, reference))
     # Neither may keep a thread's locals alive, which is what is waited for.
     ending = None
     frames.clear()
     deadline = time.monotonic() + PATIENCE_S
-    while running and time.monotonic() < deadline:
-        time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
-        running = [(name, reference) for name, reference in running if reference() is not None]
-    if running:
+    left = []
+    for thread, name, reference in running:
+        while reference() is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
+        if reference() is not None:
+            left.append(name)
+        elif thread is not None:
+            # Its locals have gone; what else the thread does may need the interpreter.
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if left:
         logger.warning(
             "daemon threads still run as the interpreter ends, and mlx may abort it: %s",
-            ", ".join(name for name, _ in running),
+            ", ".join(left),
         )
 
 

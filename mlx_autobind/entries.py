@@ -17,6 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx_autobind import targets
 from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
 from mlx_autobind.binding import (
+    NO_HANDLES,
     THREAD,
     Site,
     clear_at_exit,
@@ -59,7 +60,9 @@ class Mode:
     given: Callable[[Arguments, Options], tuple[Arguments, Options]] | None = None
 
 
-def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Function:
+def wrap_call(
+    function: Function, site: Site, *, hands_back: bool = False, draws: bool = False
+) -> Function:
     """Return `function` with the calling thread bound first.
 
     A plain function rather than a ``wrapt.FunctionWrapper``: it is pickled by its name
@@ -69,6 +72,7 @@ def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Fu
         function: a function or method.
         site: what it is.
         hands_back: realise the prompt caches in its result.
+        draws: it may draw random numbers, outside of any generator.
     """
     thread, namespace, handle, lazy = THREAD, site.namespace, site.handle, LAZY_MODELS.pending
 
@@ -78,6 +82,8 @@ def wrap_call(function: Function, site: Site, *, hands_back: bool = False) -> Fu
             enter(site)
             if not site.active:
                 return function(*args, **kwargs)
+        if draws:
+            RANDOM_STATE.take()
         if lazy:
             LAZY_MODELS.bring((*args, *kwargs.values()))
         try:
@@ -289,7 +295,7 @@ class GeneratorEntry(_Proxy):
         return self.__reduce__()
 
 
-_NOT_STEPPED = object()
+_NOT_STEPPED: Any = object()
 
 
 def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
@@ -298,7 +304,7 @@ def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
     now = THREAD.bound
     if last is _NOT_STEPPED:
         if site.active:
-            RANDOM_STATE.take()
+            RANDOM_STATE.begin()
         if LAZY_MODELS.pending:
             LAZY_MODELS.bring(held)
     elif now is not last and site.active:
@@ -324,13 +330,14 @@ def step(
         prompt_cache: the cache that it leaves behind, which is realised at its end by
             the thread that took the last step.
     """
-    thread, namespace, handle = THREAD, site.namespace, site.handle
-    send, throw = inner.send, inner.throw
+    # As the interpreter ends a generator may be closed after the globals here have gone.
+    thread, namespace, handle, handle_type = THREAD, site.namespace, site.handle, StreamHandle
+    send, throw, no_handles = inner.send, inner.throw, NO_HANDLES
     resume: Callable[[Any], Any] = send
     value: Any = None
     last: object = _NOT_STEPPED
     while True:
-        if thread.bound is not last or namespace.get(handle).__class__ is not StreamHandle:
+        if thread.bound is not last or namespace.get(handle).__class__ is not handle_type:
             last = _enter_step(site, last, held)
         try:
             # In one expression: a local would keep each item until the next step.
@@ -339,11 +346,13 @@ def step(
             value = None
             mine = thread.bound is last
             if inner.gi_frame is None:  # `inner` has ended: it returned or raised this
+                if _NOT_STEPPED is None:
+                    raise  # the globals have gone
                 ended = isinstance(error, (StopIteration, GeneratorExit))
                 if mine and ended:
                     if prompt_cache is not None:
                         realise(prompt_cache)
-                    RANDOM_STATE.give_back()
+                    RANDOM_STATE.end()
                 if isinstance(error, StopIteration):
                     return error.value
                 if isinstance(error, RuntimeError) and site.active:
@@ -353,7 +362,7 @@ def step(
             if isinstance(error, GeneratorExit):
                 # Closed or collected, perhaps on another thread, which is not bound for
                 # that; the cache is the last stepper's to realise.
-                last = thread.bound
+                last, namespace, handle = thread.bound, no_handles, next(iter(no_handles))
                 prompt_cache = prompt_cache if mine else None
         else:
             resume = send

@@ -36,9 +36,10 @@ def in_thread_mode(function: Function, site: Site, entry: targets.Entry) -> Func
     if entry.kind == targets.PREPARER:
         return entries.wrap_preparer(function, site)
     if entry.kind == targets.STATEFUL:
-        return wrap_call(in_generation(function, site, entry.own), site)
+        return wrap_call(in_generation(function, site, entry.own), site, draws=True)
     hands_back = entry.kind in (targets.BATCH, targets.LOOP)
-    return wrap_call(function, site, hands_back=hands_back)
+    draws = entry.kind in (targets.BATCH, targets.CALL)
+    return wrap_call(function, site, hands_back=hands_back, draws=draws)
 
 
 def in_owner_mode(function: Function, site: Site, entry: targets.Entry) -> Function:

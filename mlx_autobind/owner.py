@@ -12,20 +12,25 @@ import functools
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
 from mlx_autobind import telemetry
 from mlx_autobind.arrays import realise_arguments, realise_result
-from mlx_autobind.binding import Site, relay
+from mlx_autobind.binding import Site, clear_at_exit, collected, relay
 from mlx_autobind.handles import HANDLES
+from mlx_autobind.random_state import RANDOM_STATE
 
 Function = Callable[..., Any]
 
 THREAD_NAME = "mlx-autobind owner"
 
 # How long the interpreter waits, as it ends, for the step under way.
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
+
+
+_UNSET: Any = object()
 
 
 class Task:
@@ -95,6 +100,12 @@ class Task:
             for _ in range(1000):
                 pass
 
+    def give_context(self) -> None:
+        """Set what the call has set of the context. Runs on the thread that handed it over."""
+        for variable, value in self._context.items():
+            if variable.get(_UNSET) is not value:
+                variable.set(value)
+
     def wait(self, owner_id: int) -> None:
         """Wait for the end of the call. Runs on the thread that hands it over.
 
@@ -128,7 +139,8 @@ class Owner:
     """The owner thread. One instance, `OWNER`; the thread is started by the first call.
 
     Thread-safe. A call that is made on the owner thread runs at once, and so does one that
-    is made after the thread was ended, as the interpreter ends.
+    is made after the thread was ended, as the interpreter ends. It outlives `uninstall`, for
+    the sake of generators that are under way.
     """
 
     def __init__(self) -> None:
@@ -136,7 +148,8 @@ class Owner:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant, for a signal handler that generates.
+        self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended = False
@@ -149,21 +162,43 @@ class Owner:
         """Return what `call` returns, or raise what it raises, on the owner thread."""
         if self._inside.owner:
             return call()
+        # What it realises leaves something behind in the calling thread.
+        clear_at_exit()
+        RANDOM_STATE.hand_over()
         task = Task(call)
+        thread = self._put(task)
+        if thread is None:
+            return _at_the_end(call)
+        task.wait(thread.ident or 0)
+        telemetry.handover(site.name, task.wait_ns, task.run_ns)
+        RANDOM_STATE.take_over()
+        task.give_context()
+        error, task.error = task.error, None
+        if error is None:
+            return task.result
+        try:
+            raise error
+        finally:
+            del error, task  # the error's traceback holds this frame
+
+    def leave(self, call: Callable[[], Any]) -> None:
+        """Have `call` done some time, and do not wait for it.
+
+        For the collector, which may run anywhere: the owner thread may be waiting for what
+        the calling thread holds.
+        """
+        if self._inside.owner:
+            call()
+        else:
+            self._put(Task(call))
+
+    def _put(self, task: Task) -> threading.Thread | None:
+        """Queue `task`; return the thread that will do it, or None if that is over."""
         with self._lock:
             thread = self._thread or self._start()
             if thread is not None:
                 self._queue.put(task)
-        if thread is None:
-            return call()
-        task.wait(thread.ident or 0)
-        telemetry.handover(site.name, task.wait_ns, task.run_ns)
-        if task.error is not None:
-            try:
-                raise task.error
-            finally:
-                del task  # it holds the error, whose traceback holds this frame
-        return task.result
+        return thread
 
     def _start(self) -> threading.Thread | None:
         """Start the thread; return None if that is over."""
@@ -182,6 +217,7 @@ class Owner:
 
     def _work(self, tasks: "queue.SimpleQueue[Task | None]") -> None:
         self._inside.owner = True
+        RANDOM_STATE.work_for_all()
         while True:
             task = tasks.get()
             if task is None:
@@ -199,11 +235,6 @@ class Owner:
         if thread is not None and not self._inside.owner:
             thread.join(PATIENCE_S)
 
-    def reset(self) -> None:
-        """End the owner thread, and let the next call start another."""
-        self.end()
-        self._start_over()
-
     def after_fork_in_child(self) -> None:
         """Start over in a forked child, where the thread does not exist."""
         self._inside.owner = False
@@ -213,14 +244,34 @@ class Owner:
 OWNER = Owner()
 
 
-class Steps:
-    """A generator whose steps are handed over. Thread-safe as far as the generator is."""
+def end() -> None:
+    """End the owner thread. Runs at exit."""
+    OWNER.end()
 
-    __slots__ = ("_inner", "_site")
+
+def _at_the_end(call: Callable[[], Any]) -> Any:
+    """Do `call` right here, since the interpreter ends and the owner thread has ended.
+
+    Not on a daemon thread: mlx aborts the process if it is killed in the middle of it.
+    """
+    if threading.current_thread().daemon:
+        raise SystemExit
+    return call()
+
+
+class Steps:
+    """A generator whose steps are handed over. Thread-safe as far as the generator is.
+
+    Attributes:
+        generator: a weak reference to what the program has of it.
+    """
+
+    __slots__ = ("_inner", "_site", "generator")
 
     def __init__(self, inner: Generator[Any, Any, Any], site: Site) -> None:
         self._inner = inner
         self._site = site
+        self.generator: weakref.ref[Any] | None = None
 
     def __iter__(self) -> "Steps":
         return self
@@ -241,8 +292,17 @@ class Steps:
         return OWNER.call(self._site, lambda: realise_result(self._inner.throw(*error)))
 
     def close(self) -> None:
-        """Close the generator."""
-        OWNER.call(self._site, self._inner.close)
+        """Close the generator.
+
+        If the collector does, the owner thread closes it some time, and is not waited for.
+        """
+        owner: Any = OWNER
+        if owner is None:  # the interpreter ends: nothing of this module is there
+            return
+        if collected(self.generator):
+            OWNER.leave(self._inner.close)
+        else:
+            OWNER.call(self._site, self._inner.close)
 
 
 def hand_over(

@@ -124,7 +124,7 @@ class Patches:
             if settings.current().mode == "shared":
                 for name, factory in shared.CORE_WRAPPERS.items():
                     self._wrap_function(mx, name, factory)
-                binding.new_stream = shared.stream_of
+                shared.begin()
             site = Site("mlx.nn.Module.load_weights", {}, None, late=False)
             self._wrap_function(Module, "load_weights", wrap_load_weights, site)
         HANDLES.replace(module, target.handles, late=late)
@@ -182,9 +182,8 @@ class Patches:
             LAZY_MODELS.clear()
             STATES.clear()
             RANDOM_STATE.clear()
-            binding.new_stream = mx.new_stream
-        # Not under the lock: a step that is under way may be importing a library.
-        OWNER.reset()
+            if settings.current().mode == "shared":
+                shared.end()
 
 
 def _put(owner: Any, name: str, factory: Callable[..., Any], *rest: Any) -> Any:

@@ -25,9 +25,13 @@ class _Thread(threading.local):
 
     Attributes:
         seeded: the program has seeded this thread, whose state is the program's own then.
+        of_all: this thread works for all others, so that a seed set on it is theirs.
+        handed: this thread has handed its state over to the one that works for it.
+        open: how many generations that began on this thread go on drawing.
     """
 
-    seeded = False
+    seeded = of_all = handed = False
+    open = 0
 
     def __init__(self) -> None:
         self.identity = object()
@@ -41,7 +45,8 @@ class RandomState:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant, for a signal handler that generates.
+        self._lock = threading.RLock()
         self._thread = _Thread()
         # A key as one number, in which form it can be handed to any thread.
         self._key: int | None = None
@@ -53,22 +58,36 @@ class RandomState:
     def take(self) -> None:
         """Have the calling thread go on where the process is, unless it was seeded itself."""
         thread = self._thread
+        if self._holder is thread.identity:
+            self._lent = True
+        elif not thread.seeded:
+            self._take(_read())
+
+    def _take(self, current: int) -> None:
         with self._lock:
-            if self._holder is thread.identity or thread.seeded:
-                self._lent = self._lent or self._holder is thread.identity
-                return
-            own = self._key is None
             if self._key is None:
-                self._key = _read()
+                self._key = current
             if self._lent:
                 self._key = _derive(self._key)
-                own = False
-            self._holder, self._lent = thread.identity, True
+            self._holder, self._lent = self._thread.identity, True
             key = self._key
-        if not own:
+        if key != current:
             _seed(key)
 
     @shielded
+    def begin(self) -> None:
+        """Take the state for a generation."""
+        self.take()
+        self._thread.open += 1
+
+    @shielded
+    def end(self) -> None:
+        """Give the state back if no other generation of the calling thread draws from it."""
+        thread = self._thread
+        thread.open = max(0, thread.open - 1)
+        if not thread.open:
+            self.give_back()
+
     def give_back(self) -> None:
         """Have the process go on where the calling thread is, if nothing else has begun."""
         if self._holder is self._thread.identity:
@@ -77,6 +96,30 @@ class RandomState:
                 if self._holder is self._thread.identity:
                     self._key, self._lent = key, False
 
+    @shielded
+    def hand_over(self) -> None:
+        """Let the thread that works for the calling one go on from its state."""
+        if self._holder is None:  # nobody has drawn yet, as far as is known
+            self._holder = self._thread.identity
+        if self._holder is self._thread.identity:
+            self.give_back()
+            self._thread.handed = True
+
+    @shielded
+    def take_over(self) -> None:
+        """Go on where that thread has ended, if it has."""
+        thread = self._thread
+        if thread.handed and not self._lent:
+            thread.handed = False
+            if self._holder is not thread.identity:
+                self._take(_read())
+                self._lent = False
+
+    def work_for_all(self) -> None:
+        """Note that the calling thread works for all others."""
+        self._thread.of_all = True
+
+    @shielded
     def leave(self) -> None:
         """Give the state back: that of the calling thread is about to be reset."""
         self.give_back()
@@ -88,13 +131,15 @@ class RandomState:
     @shielded
     def seeded(self, seed: int) -> None:
         """Note that the program has seeded the calling thread."""
-        self._thread.seeded = True
+        key = int(seed) & _MASK
+        thread = self._thread
+        thread.seeded = not thread.of_all
         with self._lock:
-            self._key, self._holder, self._lent = seed & _MASK, self._thread.identity, False
+            self._key, self._holder, self._lent = key, thread.identity, bool(thread.open)
 
     def clear(self) -> None:
         """Start over, with a lock that another thread may have held."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._key, self._holder, self._lent = None, None, False
 
 

@@ -7,19 +7,26 @@ lock is held for each step of an entry point and for each evaluation that the pr
 for by name; between steps it is free.
 """
 
+import contextlib
 import functools
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
 import mlx.core as mx
 
-from mlx_autobind.binding import Site, relay
+from mlx_autobind import binding
+from mlx_autobind.arrays import LAZY_MODELS
+from mlx_autobind.binding import Site, collected, relay
 from mlx_autobind.handles import device_name
+from mlx_autobind.shield import shielded
 
 Function = Callable[..., Any]
 
-# Re-entrant: an entry point evaluates, and calls others.
+# Re-entrant: an entry point evaluates, and calls others. In this mode it is the lock of binds
+# and of lazy models as well: no order of several locks can be wrong.
 LOCK = threading.RLock()
 
 AVAILABLE = hasattr(mx, "new_thread_unsafe_stream")
@@ -30,7 +37,12 @@ UNPROTECTED = (
     "on two threads at once outside of entry points it can crash the process"
 )
 
+PATIENCE_S = 1.0
+
 _streams: dict[str, Any] = {}
+
+# Generators that were collected while another thread held the lock.
+_left: deque[Generator[Any, Any, Any]] = deque()
 
 
 def stream_of(device: mx.Device) -> Any:
@@ -55,13 +67,25 @@ def locked(function: Function, site: Site | None = None) -> Function:
     return wrapper
 
 
-class LockedSteps:
-    """A generator with the lock held during each step."""
+def close_left() -> None:
+    """Close the generators that were left. With the lock held."""
+    while _left:
+        with contextlib.suppress(IndexError):
+            _left.popleft().close()
 
-    __slots__ = ("_inner",)
+
+class LockedSteps:
+    """A generator with the lock held during each step.
+
+    Attributes:
+        generator: a weak reference to what the program has of it.
+    """
+
+    __slots__ = ("_inner", "generator")
 
     def __init__(self, inner: Generator[Any, Any, Any]) -> None:
         self._inner = inner
+        self.generator: weakref.ref[Any] | None = None
 
     def __iter__(self) -> "LockedSteps":
         return self
@@ -69,6 +93,8 @@ class LockedSteps:
     def __next__(self) -> Any:
         """Take a step."""
         with LOCK:
+            if _left:
+                close_left()
             return next(self._inner)
 
     def send(self, value: Any) -> Any:
@@ -82,9 +108,21 @@ class LockedSteps:
             return self._inner.throw(*error)
 
     def close(self) -> None:
-        """Close the generator."""
-        with LOCK:
+        """Close the generator.
+
+        If the collector does, whoever next takes a step does it: another thread may hold
+        the lock and wait for what this one holds.
+        """
+        left: Any = _left
+        if left is None:  # the interpreter ends: nothing of this module is there
+            return
+        if not LOCK.acquire(blocking=not collected(self.generator)):
+            _left.append(self._inner)
+            return
+        try:
             self._inner.close()
+        finally:
+            LOCK.release()
 
 
 def lock_steps(
@@ -100,8 +138,39 @@ CORE_WRAPPERS: dict[str, Callable[[Any], Any]] = dict.fromkeys(
 )
 
 
+def begin() -> None:
+    """Have binds give every thread the one stream, under the one lock."""
+    binding.new_stream = stream_of
+    binding._STREAM_REBIND_LOCK = LAZY_MODELS.lock = LOCK
+
+
+def end() -> None:
+    """Have binds make streams, and everything its own lock again."""
+    binding.new_stream = mx.new_stream
+    binding._STREAM_REBIND_LOCK = threading.RLock()
+    LAZY_MODELS.lock = threading.RLock()
+
+
+@shielded
+def finish() -> None:
+    """Wait for what is under way on the shared streams. Runs at exit.
+
+    Nobody clears them, and what their native threads do may need the interpreter, which
+    aborts the process if that has gone. A step that never ends is not waited for.
+    """
+    if _streams and LOCK.acquire(timeout=PATIENCE_S):
+        try:
+            for stream in _streams.values():
+                mx.synchronize(stream)
+        finally:
+            LOCK.release()
+
+
 def after_fork_in_child() -> None:
     """Start over: the lock may have been held, and no stream outlives a fork."""
     global LOCK
     LOCK = threading.RLock()
     _streams.clear()
+    _left.clear()
+    if binding.new_stream is stream_of:
+        begin()

@@ -168,7 +168,8 @@ class ModelStates:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant, for a signal handler that generates.
+        self._lock = threading.RLock()
         self._known: dict[int, tuple[weakref.ref[Module], ModelState | None]] = {}
         self._batches: weakref.WeakKeyDictionary[Any, Generation] = weakref.WeakKeyDictionary()
 
@@ -231,7 +232,7 @@ class ModelStates:
 
     def clear(self) -> None:
         """Forget every model, and the locks that another thread may have held."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known.clear()
         self._batches.clear()
 

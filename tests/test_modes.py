@@ -530,3 +530,241 @@ def test_status_says_what_is_unprotected(mode: str, run: Run) -> None:
     found, unprotected = run(text, agent="import", env=env(mode)).clean()
     assert found == mode
     assert ("item()" in (unprotected or "")) is (mode == "shared")
+
+
+BUSY = """
+    import threading, time
+    import mlx.core as mx
+    import mlx_lm
+    from threads import on_thread
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    left_lazy = mlx_lm.load(sys.argv[1], lazy=True)[0]
+    stop = False
+
+    def slowly(logits):
+        time.sleep(0.01)  # long enough for others to come to every lock meanwhile
+        return mx.argmax(logits, axis=-1)
+
+    def stream(model=model, sampler=None, tokens=1):
+        for _ in mlx_lm.stream_generate(model, tokenizer, "w5 w6", max_tokens=tokens,
+                                        sampler=sampler):
+            pass
+
+    def busy():
+        while not stop:
+            stream(sampler=slowly, tokens=8)
+
+    background = threading.Thread(target=busy)
+    background.start()
+    for _ in range(8):
+        works = [
+            stream,
+            lambda: mlx_lm.generate(model, tokenizer, "w5 w6", max_tokens=1),
+            lambda: mlx_lm.generate(left_lazy, tokenizer, "w5 w6", max_tokens=1),
+            lambda: mlx_lm.load(sys.argv[1]),
+        ]
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    stop = True
+    background.join()
+    print("true")
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_no_order_of_locks_is_wrong(mode: str, run: Run, checkpoint: Path) -> None:
+    """New threads bind, load and bring lazy weights while another is in a step."""
+    assert run(program(BUSY), checkpoint, agent="import", env=env(mode)).clean() is True
+
+
+COLLECTED = """
+    import gc, threading
+    import mlx.core as mx
+    import mlx_lm
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    lock, inside, free = threading.Lock(), threading.Event(), threading.Event()
+
+    def begin(**options):
+        return mlx_lm.stream_generate(model, tokenizer, "w5 w6", max_tokens=4, **options)
+
+    def sampler(logits):
+        inside.set()
+        with lock:
+            return mx.argmax(logits, axis=-1)
+
+    generator = begin()
+    next(generator)
+    cycle = [generator]
+    cycle.append(cycle)
+    del generator, cycle
+    with lock:
+        thread = threading.Thread(target=lambda: list(begin(sampler=sampler)))
+        thread.start()
+        inside.wait()
+        gc.collect()
+    thread.join()
+    print(len(list(begin())) > 1)
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_the_collector_does_not_wait(mode: str, run: Run, checkpoint: Path) -> None:
+    """It closes a generator while this thread holds a lock that another's step waits for."""
+    outcome = run(program(COLLECTED), checkpoint, agent="import", env=env(mode))
+    assert outcome.code == 0
+    assert outcome.stderr == ""
+    assert outcome.stdout == "True\n"
+
+
+LEFT_OPEN = """
+    import threading
+    import mlx.core as mx
+    import mlx_lm
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    begun, never = threading.Event(), threading.Event()
+
+    def sampler(logits):
+        begun.set()
+        never.wait()
+
+    def work():
+        list(mlx_lm.stream_generate(model, tokenizer, "w5", max_tokens=4, sampler=sampler))
+
+    left_open = mlx_lm.stream_generate(model, tokenizer, "w5 w6", max_tokens=4)
+    next(left_open)
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="such a thread is left to hang there")
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_exit_with_a_step_that_never_ends(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    """And with a generator left open, which is closed as the modules go."""
+    if not stack.clears_compile_cache:
+        pytest.skip("clearing streams clears no compile cache before mlx 0.32.1: it may abort")
+    outcome = run(program(LEFT_OPEN), checkpoint, agent="import", env=env(mode))
+    assert outcome.code == 0
+    lines = [line for line in outcome.stderr.splitlines() if "daemon threads still run" not in line]
+    assert lines == []
+
+
+GENERATING = """
+    import threading
+    import mlx_lm
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    begun = threading.Barrier(4, timeout=60)
+    def work():
+        begun.wait()
+        while True:
+            list(mlx_lm.stream_generate(model, tokenizer, "w5", max_tokens=4))
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+    list(mlx_lm.stream_generate(model, tokenizer, "w5", max_tokens=40))
+"""
+
+
+@pytest.mark.parametrize("mode", OTHER_MODES)
+def test_exit_while_daemon_threads_generate(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if not stack.clears_compile_cache:
+        pytest.skip("clearing streams clears no compile cache before mlx 0.32.1: it may abort")
+    for _ in range(5):
+        outcome = run(program(GENERATING), checkpoint, agent="import", env=env(mode))
+        assert outcome.code == 0
+        assert outcome.stderr == ""
+
+
+ALONE = """
+    import contextvars, functools, gc, json, weakref
+    import mlx.core as mx
+    import mlx_lm
+    from mlx_lm.sample_utils import make_sampler
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    found = {}
+    draw = make_sampler(temp=2.0)
+
+    def stream(**options):
+        options = {"max_tokens": 6, **options}
+        answer = mlx_lm.stream_generate(model, tokenizer, "w5 w6", **options)
+        return [response.token for response in answer]
+
+    def biased(by):
+        bias = mx.zeros((96,))
+        bias[by] = 100.0
+        return bias
+
+    class Biasing:
+        def __init__(self, by):
+            self.bias = biased(by)
+        def __call__(self, tokens, logits):
+            return logits + self.bias
+
+    def closing(bias):
+        return lambda tokens, logits: logits + bias
+
+    def given(tokens, logits, bias=None):
+        return logits + bias
+
+    found["closure"] = stream(logits_processors=[closing(biased(7))])
+    found["object"] = stream(logits_processors=[Biasing(8)])
+    found["partial"] = stream(logits_processors=[functools.partial(given, bias=biased(9))])
+    found["method"] = stream(logits_processors=[Biasing(10).__call__])
+
+    counter = contextvars.ContextVar("counter", default=0)
+    def counting(logits):
+        counter.set(counter.get() + 1)
+        return mx.argmax(logits, axis=-1)
+    answer = stream(sampler=counting)
+    found["counted"] = counter.get() >= len(answer) - 1
+
+    mx.random.seed(0)
+    found["seeded"] = [stream(sampler=draw), stream(sampler=draw)]
+    mx.random.seed(0)
+    found["drawn"] = [mx.random.uniform().item(), stream(sampler=draw), mx.random.uniform().item()]
+    stream(sampler=lambda logits: (mx.random.seed(3), mx.argmax(logits, axis=-1))[1])
+    mx.random.seed(0)
+    found["seeded again"] = stream(sampler=draw)
+    if hasattr(mlx_lm, "batch_generate"):
+        def batch():
+            ids = [tokenizer.encode("w5 w6"), tokenizer.encode("w7 w8")]
+            return mlx_lm.batch_generate(model, tokenizer, ids, max_tokens=6, sampler=draw).texts
+        mx.random.seed(0)
+        found["batches"] = [batch()]
+        mx.random.seed(0)
+        found["batches"].append(batch())
+
+    class Kept:
+        pass
+    def failing(logits):
+        kept = Kept()
+        alive.append(weakref.ref(kept))
+        raise KeyError("of the sampler")
+    alive = []
+    gc.collect()
+    gc.disable()
+    try:
+        stream(sampler=failing)
+    except KeyError:
+        pass
+    found["alive"] = alive[0]() is not None
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_a_program_of_one_thread(mode: str, run: Run, checkpoint: Path) -> None:
+    """What processors hold, what callbacks set, what is drawn, and what an error keeps alive."""
+    right = run(program(ALONE), checkpoint, agent="none").result
+    assert right["closure"][:2] == [7, 7]
+    assert right["alive"] is False
+    if "batches" in right:
+        assert right["batches"][0] == right["batches"][1]
+    assert run(program(ALONE), checkpoint, agent="import", env=env(mode)).clean() == right

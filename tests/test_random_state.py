@@ -132,3 +132,57 @@ def test_one_thread_samples_as_without_the_agent(run: Run, checkpoint: Path) -> 
     found = run(text, checkpoint, agent="import").clean()
     assert found[:3] == found[3:]
     assert found == run(text, checkpoint, agent="none").result
+
+
+OPEN = """
+    drawn = {"a": [], "b": [], "c": []}
+    def recording(name):
+        def sampler(logits):
+            drawn[name].append(mx.random.uniform().item())
+            return mx.argmax(logits, axis=-1)
+        return sampler
+    def begin(name, tokens):
+        return mlx_lm.stream_generate(
+            model, tokenizer, PROMPTS[0], max_tokens=tokens, sampler=recording(name)
+        )
+    first, go_on = threading.Event(), threading.Event()
+    def worker():
+        a, b = begin("a", 3), begin("b", 12)
+        next(b)
+        list(a)
+        first.set()
+        go_on.wait(60)
+        list(b)
+    thread = threading.Thread(target=worker)
+    thread.start()
+    first.wait(60)
+    elsewhere(lambda: list(begin("c", 12)))
+    go_on.set()
+    thread.join()
+    print(json.dumps([*drawn["b"], *drawn["c"]]))
+"""
+
+
+def test_a_generation_that_is_open_shares_its_numbers_with_none(run: Run, checkpoint: Path) -> None:
+    """Another of the same thread has ended before the next one begins elsewhere."""
+    text = program(SAMPLING.format(program=OPEN.strip()))
+    drawn = run(text, checkpoint, agent="import").clean()
+    assert len(drawn) == len(set(drawn)) > 20
+
+
+def test_a_seed_of_numpy(run: Run, checkpoint: Path) -> None:
+    text = program(
+        SAMPLING.format(
+            program="""
+    import numpy as np
+    found = []
+    for seed in (np.int64(5), 5, 2**64 - 1, 2**64 - 1):
+        mx.random.seed(seed)
+        found.append(elsewhere(sample))
+    print(json.dumps(found))
+    """.strip()
+        )
+    )
+    first, same, large, same_large = run(text, checkpoint, agent="import").clean()
+    assert first == same
+    assert large == same_large
