@@ -143,18 +143,29 @@ class ThreadExit:
     the interpreter is finalising or gone by then, it aborts the process or reads freed
     memory (exit codes 134 and 139; mlx 0.32.4). The main thread's locals go when its
     modules have gone, so that what the program does at exit still has its streams.
-    ``mx.clear_streams`` clears the compile cache from mlx 0.32.1 on (read: #4248); on 0.31.2
-    and 0.32.0 a process can still abort.
+    ``mx.clear_streams`` clears the compile cache from mlx 0.32.1 on (read: #4248); for 0.31.2
+    and 0.32.0 see `mlx_autobind.daemons`.
 
     One per thread: to replace it would run it, and clear the stream just made.
     """
 
-    __slots__ = ("__weakref__", "_clear", "_get_ident", "_report", "thread_id", "thread_name")
+    __slots__ = (
+        "__weakref__",
+        "_clear",
+        "_ended",
+        "_get_ident",
+        "_native_id",
+        "_report",
+        "thread_id",
+        "thread_name",
+    )
 
     def __init__(self, clear: Callable[[], None]) -> None:
         # Held here, since module globals may be gone when a finaliser runs.
         self._clear = clear
+        self._ended = daemons.ended
         self._get_ident = threading.get_ident
+        self._native_id = threading.get_native_id()
         self._report = report
         self.thread_id = threading.get_ident()
         self.thread_name = threading.current_thread().name
@@ -167,6 +178,7 @@ class ThreadExit:
         # On any other thread, or in a forked child, there is nothing of ours to clear.
         if self._get_ident() == self.thread_id:
             try:
+                self._ended(self._native_id)
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
                 self._report("mlx_autobind.binding.ThreadExit", error)

@@ -1,4 +1,9 @@
-"""End the daemon threads that did MLX work, before the interpreter kills them.
+"""Have the threads that did MLX work end for good before the interpreter does.
+
+Up to Python 3.12 a thread counts as joined before the system has ended it. What mlx keeps
+for each thread is destroyed last, in C++, and wants the interpreter (the compile cache does:
+``mx.clear_streams`` clears it from mlx 0.32.1 on, read: #4248). If that is finalising by then,
+the process is aborted.
 
 A daemon thread that is still running when the interpreter finalises is killed, up to
 Python 3.13, as it next asks for the GIL. mlx's clean-up then runs in a thread that may not
@@ -8,10 +13,12 @@ Python 3.14 lets such threads hang instead, which harms nobody.
 
 import ctypes
 import logging
+import os
 import sys
 import threading
 import time
 import weakref
+from collections import deque
 from types import FrameType
 from typing import Protocol
 
@@ -21,7 +28,7 @@ logger = logging.getLogger("mlx_autobind")
 
 # All daemons together; one that polls sees its exception within its poll interval.
 PATIENCE_S = 1.0
-_POLL_S = 0.005
+_POLL_S = 0.002
 
 KILLS_DAEMONS = sys.version_info < (3, 14)
 
@@ -35,6 +42,36 @@ class Ending(Protocol):
 
 _daemons: dict[int, "weakref.ref[Ending]"] = {}
 _lock = threading.Lock()
+
+
+# The threads that ended last, as the system numbers them, and when. More than these do not
+# end at once.
+_ended: "deque[tuple[int, float]]" = deque(maxlen=256)
+
+# Where the system shows its threads, and how long one takes to end where it does not.
+_TASKS = "/proc/self/task"
+_LINGER_S = 0.05
+
+
+def ended(native_id: int) -> None:
+    """Note that the calling thread is about to end. Thread-safe."""
+    _ended.append((native_id, time.monotonic()))
+
+
+def wait_until_gone() -> None:
+    """Wait until the system has ended the threads that ended last. Runs at exit.
+
+    They take the interpreter while this thread waits.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    shown = os.path.isdir(_TASKS)  # noqa: PTH112 - pathlib is not loaded otherwise
+    for native_id, when in list(_ended):
+        while time.monotonic() < deadline:
+            if shown and not os.path.exists(f"{_TASKS}/{native_id}"):  # noqa: PTH110
+                break
+            if not shown and time.monotonic() > when + _LINGER_S:
+                break
+            time.sleep(_POLL_S)
 
 
 # True once the interpreter ends.
@@ -61,20 +98,25 @@ def after_fork_in_child() -> None:
     _lock = threading.Lock()
     _ends = False
     _daemons.clear()
+    _ended.clear()
 
 
 @shielded
 def end() -> None:
-    """Have the daemon threads that did MLX work end by themselves. Runs at exit.
+    """Have the threads that did MLX work end, daemons by themselves. Runs at exit.
 
     ``SystemExit`` is raised in each, which ends a thread without a word, and lets it clear
     its streams. One that waits without a time-out never asks for the GIL again; it is
     left alone. One that does not end in time is named in the log.
     """
     global _ends
-    if not KILLS_DAEMONS:
-        return
-    _ends = True
+    if KILLS_DAEMONS:
+        _ends = True
+        _end_daemons()
+    wait_until_gone()
+
+
+def _end_daemons() -> None:
     frames = sys._current_frames()
     threads = {thread.ident: thread for thread in threading.enumerate()}
     with _lock:

@@ -473,13 +473,6 @@ REASONS = (
         "it up between generations at once, with every mlx.",
     ),
     Reason(
-        tuple(SCENARIOS),
-        lambda stack, _mode, verdict: stack["mlx"] < (0, 32, 1) and "exit code -" in verdict,
-        "`mx.clear_streams` of mlx 0.31.2 and 0.32.0 does not clear a thread's compile cache; "
-        "from 0.32.1 on it does (mlx #4248). The process may abort as it ends, its work done, as "
-        "it does without the agent.",
-    ),
-    Reason(
         ("S10b", "S21"),
         lambda _stack, mode, verdict: verdict == EXPLAINED and mode != "shared",
         "An array that is pending on one thread cannot be evaluated on another, and nothing that "

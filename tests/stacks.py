@@ -29,11 +29,6 @@ class Stack:
         return self.mlx >= (0, 32, 0)
 
     @property
-    def clears_compile_cache(self) -> bool:
-        """`mx.clear_streams` clears what would abort the process as a thread ends."""
-        return self.mlx >= (0, 32, 1)
-
-    @property
     def plain_handle(self) -> bool:
         """mlx-lm holds a plain stream, so that other threads fail without the agent."""
         return self.mlx_lm < (0, 31, 3)

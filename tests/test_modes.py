@@ -93,8 +93,6 @@ def test_what_only_this_mode_cures(mode: str, run: Run, models: Path, stack: Sta
 def test_exit_code(
     kind: str, mode: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
 ) -> None:
-    if not stack.clears_compile_cache and mode == "shared":
-        pytest.skip("clearing streams clears no compile cache before mlx 0.32.1: it may abort")
     for _ in range(3):
         outcome = run(program(EXITS[kind]), checkpoint, agent="import", env=env(mode))
         assert wrong(outcome.clean(), reference) == {}
@@ -646,8 +644,6 @@ def test_exit_with_a_step_that_never_ends(
     mode: str, run: Run, checkpoint: Path, stack: Stack
 ) -> None:
     """And with a generator left open, which is closed as the modules go."""
-    if not stack.clears_compile_cache:
-        pytest.skip("clearing streams clears no compile cache before mlx 0.32.1: it may abort")
     outcome = run(program(LEFT_OPEN), checkpoint, agent="import", env=env(mode))
     assert outcome.code == 0
     lines = [line for line in outcome.stderr.splitlines() if "daemon threads still run" not in line]
@@ -674,8 +670,6 @@ GENERATING = """
 def test_exit_while_daemon_threads_generate(
     mode: str, run: Run, checkpoint: Path, stack: Stack
 ) -> None:
-    if not stack.clears_compile_cache:
-        pytest.skip("clearing streams clears no compile cache before mlx 0.32.1: it may abort")
     for _ in range(5):
         outcome = run(program(GENERATING), checkpoint, agent="import", env=env(mode))
         assert outcome.code == 0
