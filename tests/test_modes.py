@@ -90,9 +90,7 @@ def test_what_only_this_mode_cures(mode: str, run: Run, models: Path, stack: Sta
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
 @pytest.mark.parametrize("kind", EXITS)
-def test_exit_code(
-    kind: str, mode: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
-) -> None:
+def test_exit_code(kind: str, mode: str, run: Run, checkpoint: Path, reference: Reference) -> None:
     for _ in range(3):
         outcome = run(program(EXITS[kind]), checkpoint, agent="import", env=env(mode))
         assert wrong(outcome.clean(), reference) == {}
@@ -640,9 +638,7 @@ LEFT_OPEN = """
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="such a thread is left to hang there")
 @pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
-def test_exit_with_a_step_that_never_ends(
-    mode: str, run: Run, checkpoint: Path, stack: Stack
-) -> None:
+def test_exit_with_a_step_that_never_ends(mode: str, run: Run, checkpoint: Path) -> None:
     """And with a generator left open, which is closed as the modules go."""
     outcome = run(program(LEFT_OPEN), checkpoint, agent="import", env=env(mode))
     assert outcome.code == 0
@@ -667,9 +663,7 @@ GENERATING = """
 
 
 @pytest.mark.parametrize("mode", OTHER_MODES)
-def test_exit_while_daemon_threads_generate(
-    mode: str, run: Run, checkpoint: Path, stack: Stack
-) -> None:
+def test_exit_while_daemon_threads_generate(mode: str, run: Run, checkpoint: Path) -> None:
     for _ in range(5):
         outcome = run(program(GENERATING), checkpoint, agent="import", env=env(mode))
         assert outcome.code == 0
