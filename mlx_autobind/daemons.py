@@ -118,7 +118,6 @@ def end() -> None:
 
 def _end_daemons() -> None:
     frames = sys._current_frames()
-    threads = {thread.ident: thread for thread in threading.enumerate()}
     with _lock:
         references = list(_daemons.values())
     running = []
@@ -130,20 +129,17 @@ def _end_daemons() -> None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
             )
-            running.append((threads.get(ending.thread_id), ending.thread_name, reference))
+            running.append((ending.thread_name, reference))
     # Neither may keep a thread's locals alive, which is what is waited for.
     ending = None
     frames.clear()
     deadline = time.monotonic() + PATIENCE_S
     left = []
-    for thread, name, reference in running:
+    for name, reference in running:
         while reference() is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
         if reference() is not None:
             left.append(name)
-        elif thread is not None:
-            # Its locals have gone; what else the thread does may need the interpreter.
-            thread.join(max(0.0, deadline - time.monotonic()))
     if left:
         logger.warning(
             "daemon threads still run as the interpreter ends, and mlx may abort it: %s",
