@@ -253,7 +253,10 @@ def test_a_generation_leaves_its_state_as_without_the_agent(run: Run, vision: Pa
     assert found == run(program(LEFT), vision / "stateful", agent="none").result
 
 
-def test_the_next_generation_finds_what_the_last_has_left(run: Run, vision: Path) -> None:
+def test_the_next_generation_finds_what_the_last_has_left(
+    run: Run, vision: Path, stack: Stack
+) -> None:
+    skip_if_the_mode_is_not_there("thread", stack)
     text = program("""
     from pathlib import Path
     from seeing import Seer, print_last
