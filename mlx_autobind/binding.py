@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any
@@ -152,9 +153,10 @@ class ThreadExit:
     __slots__ = (
         "__weakref__",
         "_clear",
-        "_ended",
         "_get_ident",
         "_native_id",
+        "_note",
+        "_now",
         "_report",
         "thread_id",
         "thread_name",
@@ -163,7 +165,8 @@ class ThreadExit:
     def __init__(self, clear: Callable[[], None]) -> None:
         # Held here, since module globals may be gone when a finaliser runs.
         self._clear = clear
-        self._ended = daemons.ended
+        self._note = daemons.ENDED.append
+        self._now = time.monotonic
         self._get_ident = threading.get_ident
         self._native_id = threading.get_native_id()
         self._report = report
@@ -178,7 +181,7 @@ class ThreadExit:
         # On any other thread, or in a forked child, there is nothing of ours to clear.
         if self._get_ident() == self.thread_id:
             try:
-                self._ended(self._native_id)
+                self._note((self._native_id, self._now()))
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
                 self._report("mlx_autobind.binding.ThreadExit", error)

@@ -44,18 +44,13 @@ _daemons: dict[int, "weakref.ref[Ending]"] = {}
 _lock = threading.Lock()
 
 
-# The threads that ended last, as the system numbers them, and when. More than these do not
-# end at once.
-_ended: "deque[tuple[int, float]]" = deque(maxlen=256)
+# The threads that ended last, as the system numbers them, and when: each notes itself as it is
+# about to end. More than these do not end at once.
+ENDED: "deque[tuple[int, float]]" = deque(maxlen=256)
 
 # Where the system shows its threads, and how long one takes to end where it does not.
 _TASKS = "/proc/self/task"
 _LINGER_S = 0.05
-
-
-def ended(native_id: int) -> None:
-    """Note that the calling thread is about to end. Thread-safe."""
-    _ended.append((native_id, time.monotonic()))
 
 
 def wait_until_gone() -> None:
@@ -65,7 +60,7 @@ def wait_until_gone() -> None:
     """
     deadline = time.monotonic() + PATIENCE_S
     shown = os.path.isdir(_TASKS)  # noqa: PTH112 - pathlib is not loaded otherwise
-    for native_id, when in list(_ended):
+    for native_id, when in list(ENDED):
         while time.monotonic() < deadline:
             if shown and not os.path.exists(f"{_TASKS}/{native_id}"):  # noqa: PTH110
                 break
@@ -98,7 +93,7 @@ def after_fork_in_child() -> None:
     _lock = threading.Lock()
     _ends = False
     _daemons.clear()
-    _ended.clear()
+    ENDED.clear()
 
 
 @shielded

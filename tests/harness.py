@@ -22,7 +22,9 @@ Agent = Literal["none", "import", "sitecustomize"]
 TIMEOUT_S = 120.0
 
 LEAVE = """
-import atexit, dataclasses, faulthandler, json, os, sys
+import atexit, dataclasses, faulthandler, json, os, signal, sys
+# A job that a shell runs in the background ignores it, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 faulthandler.dump_traceback_later({timeout})
 def _leave(path={report!r}):
     import mlx_autobind

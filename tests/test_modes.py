@@ -335,6 +335,8 @@ METERED = """
     for resource in reader.get_metrics_data().resource_metrics:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
+                if "handover" not in metric.name:
+                    continue
                 for point in metric.data.data_points:
                     name = point.attributes["code.function.name"]
                     found.setdefault(metric.name, {})[name] = [point.count, metric.unit]

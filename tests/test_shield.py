@@ -11,7 +11,7 @@ from tests.test_scenarios import Reference, wrong
 
 # Each makes one part of the agent raise, before the library is imported.
 FAULTS = {
-    "bind": "from mlx_autobind import binding; binding._new_stream = broken",
+    "bind": "from mlx_autobind import binding; binding.new_stream = broken",
     "record": "from mlx_autobind import records; records.Record = broken",
     "versions": "from mlx_autobind import records; records.versions = broken",
     "span": "from mlx_autobind import telemetry; telemetry.attributes = broken",

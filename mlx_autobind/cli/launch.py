@@ -16,7 +16,9 @@ RECORDS = "MLX_AUTOBIND_CHILD_RECORDS"
 # `import mlx_autobind` at start-up, then the program as `python PROGRAM` or
 # `python -m MODULE` would run it.
 WITH_AGENT = f"""
-import atexit, dataclasses, json, os, runpy, sys
+import atexit, dataclasses, json, os, runpy, signal, sys
+# A job that a shell runs in the background ignores it, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import mlx_autobind
 def leave(path=os.environ.pop("{RECORDS}")):
     with open(path, "w") as file:
