@@ -13,7 +13,7 @@ nox.options.reuse_existing_virtualenvs = False
 # mlx and mlx-lm that pip resolves together, and what is particular about them.
 STACKS = {
     "inert": ("0.31.1", "0.31.1"),  # any thread can use any stream
-    "metal-only": ("0.31.2", "0.31.3"),  # bound on Metal and CUDA; may abort as it ends
+    "metal-only": ("0.31.2", "0.31.3"),  # bound on Metal and CUDA alone
     "plain-handle": ("0.32.4", "0.31.2"),  # every worker fails without the agent
     "thread-local-handle": ("0.32.4", "0.31.3"),
     "default-arguments": ("0.32.4", "0.32.2"),  # the handle in default arguments

@@ -65,12 +65,12 @@ def arrays_in(
 
 
 @shielded
-def realise(value: Any, *, private_only: bool = False) -> None:
+def realise(value: Any, *, private_only: bool = False, modules: bool = True) -> None:
     """Evaluate the arrays that `value` holds, on the calling thread.
 
     Costs about 1 us for each array that is evaluated already (tests/benchmarks/realise.py).
     """
-    found = list(arrays_in(value, private_only=private_only))
+    found = list(arrays_in(value, private_only=private_only, modules=modules))
     if found:
         mx.eval(found)
 
@@ -113,15 +113,8 @@ def _held_by(argument: Any) -> Iterator[Any]:
 
 def realise_result(result: T) -> T:
     """Evaluate the arrays in `result`, modules apart, and return it."""
-    _realise_result(result)
+    realise(result, modules=False)
     return result
-
-
-@shielded
-def _realise_result(result: Any) -> None:
-    found = list(arrays_in(result, modules=False))
-    if found:
-        mx.eval(found)
 
 
 class LazyModel:
@@ -129,8 +122,6 @@ class LazyModel:
 
     Attributes:
         model: a weak reference to it.
-        thread: a weak reference to the thread that loaded it, the only one that can
-            evaluate its weights.
         loaded: weak references to the weights by name, to tell those that the program
             has changed since.
         again: loads the same weights on the calling thread, by name.
@@ -143,7 +134,6 @@ class LazyModel:
         forget: Callable[[Any], None],
     ) -> None:
         self.model = weakref.ref(model, forget)
-        self.thread = weakref.ref(threading.current_thread())
         self.loaded = {name: weakref.ref(array) for name, array in weights_of(model)}
         self.again = again
 

@@ -116,14 +116,52 @@ class Site:
         self.active = True
 
 
-def relay(steps: Any) -> Generator[Any, Any, Any]:
+class Steps:
+    """A generator each step of which a mode takes in its own way.
+
+    Attributes:
+        inner: the generator, which binds whoever steps it.
+        generator: a weak reference to what the program has of it.
+    """
+
+    __slots__ = ("generator", "inner")
+
+    def __init__(self, inner: Generator[Any, Any, Any]) -> None:
+        self.inner = inner
+        self.generator: weakref.ref[Any] | None = None
+
+    def take(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what `step`, a method of the generator, gives."""
+        raise NotImplementedError
+
+    def __iter__(self) -> "Steps":
+        return self
+
+    def __next__(self) -> Any:
+        """Take a step."""
+        return self.take(self.inner.__next__)
+
+    def send(self, value: Any) -> Any:
+        """Take a step, with `value` for the generator."""
+        return self.take(self.inner.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in the generator."""
+        return self.take(self.inner.throw, *error)
+
+    def close(self) -> None:
+        """Close the generator."""
+        raise NotImplementedError
+
+
+def relay(steps: Steps) -> Generator[Any, Any, Any]:
     """Return a generator that yields what `steps` yields, and that `steps` knows of."""
     generator = _relay(steps)
     steps.generator = weakref.ref(generator)
     return generator
 
 
-def _relay(steps: Any) -> Generator[Any, Any, Any]:
+def _relay(steps: Steps) -> Generator[Any, Any, Any]:
     return (yield from steps)
 
 

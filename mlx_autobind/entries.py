@@ -264,18 +264,16 @@ class GeneratorEntry(_Proxy):
             # end is an entry point as well.
             return inner
         # Arrays weakly: the library lets go of a long prompt as it works through it.
-        held = tuple(
-            weakref.ref(each) if isinstance(each, mx.array) else each
-            for each in (*args, *kwargs.values())
-        )
-        generation = STATES.begin((*args, *kwargs.values()))
+        given = (*args, *kwargs.values())
+        held = tuple(weakref.ref(each) if isinstance(each, mx.array) else each for each in given)
+        generation = STATES.begin(given)
         stepped = inner if generation is None else Stepped(inner, generation)
         outer: Any = cast(
             "types.GeneratorType[Any, Any, Any]",
             step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
         )
         if mode is not None and mode.hand_out is not None:
-            outer = mode.hand_out(outer, self._self_site, (*args, *kwargs.values()))
+            outer = mode.hand_out(outer, self._self_site, given)
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer

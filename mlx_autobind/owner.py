@@ -12,13 +12,12 @@ import functools
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
 from mlx_autobind import telemetry
 from mlx_autobind.arrays import realise_arguments, realise_result
-from mlx_autobind.binding import Site, clear_at_exit, collected, relay
+from mlx_autobind.binding import Site, Steps, clear_at_exit, collected, relay
 from mlx_autobind.handles import HANDLES
 from mlx_autobind.random_state import RANDOM_STATE
 
@@ -259,37 +258,18 @@ def _at_the_end(call: Callable[[], Any]) -> Any:
     return call()
 
 
-class Steps:
-    """A generator whose steps are handed over. Thread-safe as far as the generator is.
+class OwnedSteps(Steps):
+    """A generator whose steps are handed over. Thread-safe as far as the generator is."""
 
-    Attributes:
-        generator: a weak reference to what the program has of it.
-    """
-
-    __slots__ = ("_inner", "_site", "generator")
+    __slots__ = ("_site",)
 
     def __init__(self, inner: Generator[Any, Any, Any], site: Site) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._site = site
-        self.generator: weakref.ref[Any] | None = None
 
-    def __iter__(self) -> "Steps":
-        return self
-
-    def __next__(self) -> Any:
-        """Take a step."""
-        return OWNER.call(self._site, self._step)
-
-    def _step(self) -> Any:
-        return realise_result(next(self._inner))
-
-    def send(self, value: Any) -> Any:
-        """Take a step, with `value` for the generator."""
-        return OWNER.call(self._site, lambda: realise_result(self._inner.send(value)))
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an error in the generator."""
-        return OWNER.call(self._site, lambda: realise_result(self._inner.throw(*error)))
+    def take(self, step: Function, *arguments: Any) -> Any:
+        """Have the owner thread take the step."""
+        return OWNER.call(self._site, lambda: realise_result(step(*arguments)))
 
     def close(self) -> None:
         """Close the generator.
@@ -300,9 +280,9 @@ class Steps:
         if owner is None:  # the interpreter ends: nothing of this module is there
             return
         if collected(self.generator):
-            OWNER.leave(self._inner.close)
+            OWNER.leave(self.inner.close)
         else:
-            OWNER.call(self._site, self._inner.close)
+            OWNER.call(self._site, self.inner.close)
 
 
 def hand_over(
@@ -360,4 +340,4 @@ def hand_over_steps(generator: Generator[Any, Any, Any], site: Site, arguments: 
     if OWNER.inside():
         return generator
     realise_arguments(arguments)
-    return relay(Steps(generator, site))
+    return relay(OwnedSteps(generator, site))

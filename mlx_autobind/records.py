@@ -11,7 +11,7 @@ from typing import Literal
 from mlx_autobind import settings, targets
 from mlx_autobind.shield import shielded
 
-Kind = Literal["bind", "drift", "hop", "explained"]
+Kind = Literal["bind", "hop", "drift", "explained"]
 Action = Literal["replaced", "copied", "kept", "restored"]
 
 

@@ -10,7 +10,6 @@ for by name; between steps it is free.
 import contextlib
 import functools
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
@@ -19,7 +18,7 @@ import mlx.core as mx
 
 from mlx_autobind import binding
 from mlx_autobind.arrays import LAZY_MODELS
-from mlx_autobind.binding import Site, collected, relay
+from mlx_autobind.binding import Site, Steps, collected, relay
 from mlx_autobind.handles import device_name
 from mlx_autobind.shield import shielded
 
@@ -74,38 +73,17 @@ def close_left() -> None:
             _left.popleft().close()
 
 
-class LockedSteps:
-    """A generator with the lock held during each step.
+class LockedSteps(Steps):
+    """A generator with the lock held during each step."""
 
-    Attributes:
-        generator: a weak reference to what the program has of it.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_inner", "generator")
-
-    def __init__(self, inner: Generator[Any, Any, Any]) -> None:
-        self._inner = inner
-        self.generator: weakref.ref[Any] | None = None
-
-    def __iter__(self) -> "LockedSteps":
-        return self
-
-    def __next__(self) -> Any:
-        """Take a step."""
+    def take(self, step: Function, *arguments: Any) -> Any:
+        """Take the step with the lock held."""
         with LOCK:
             if _left:
                 close_left()
-            return next(self._inner)
-
-    def send(self, value: Any) -> Any:
-        """Take a step, with `value` for the generator."""
-        with LOCK:
-            return self._inner.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise an error in the generator."""
-        with LOCK:
-            return self._inner.throw(*error)
+            return step(*arguments)
 
     def close(self) -> None:
         """Close the generator.
@@ -117,10 +95,10 @@ class LockedSteps:
         if left is None:  # the interpreter ends: nothing of this module is there
             return
         if not LOCK.acquire(blocking=not collected(self.generator)):
-            _left.append(self._inner)
+            _left.append(self.inner)
             return
         try:
-            self._inner.close()
+            self.inner.close()
         finally:
             LOCK.release()
 

@@ -173,21 +173,18 @@ class Bench:
         outcome = self.run(name, path, *arguments, mode=mode)
         return same(outcome, judge)
 
-    def language(self, mode: str | None) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
+    def language(self, mode: str | None) -> Iterator[Callable[[], dict[str, str]]]:
         """Yield the jobs for mlx-lm, each with the verdicts by scenario."""
         for scenario in ("S1", "S2", "S3"):
-            yield (
-                scenario,
-                functools.partial(self._demo, scenario, mode),
-            )
+            yield functools.partial(self._demo, scenario, mode)
         for model in ("llama3", "sliding"):
-            yield f"crossing-{model}", functools.partial(self._crossing, model, mode)
-        yield "limits", functools.partial(self._limits, mode)
-        yield "server", functools.partial(self._server, mode)
-        yield "exits", functools.partial(self._exits, mode)
-        yield "short", functools.partial(self._short_lived, mode)
-        yield "S14", functools.partial(self._by_a_worker, mode)
-        yield "S18", functools.partial(self._late, mode)
+            yield functools.partial(self._crossing, model, mode)
+        yield functools.partial(self._limits, mode)
+        yield functools.partial(self._server, mode)
+        yield functools.partial(self._exits, mode)
+        yield functools.partial(self._short_lived, mode)
+        yield functools.partial(self._by_a_worker, mode)
+        yield functools.partial(self._late, mode)
 
     def _demo(self, scenario: str, mode: str | None) -> dict[str, str]:
         return {scenario: self.steps(scenario, demo.PROGRAMS, mode, scenario, self.checkpoint)}
@@ -263,11 +260,11 @@ class Bench:
 
         return {"S18": same(outcome, judge)}
 
-    def vision(self, mode: str | None) -> Iterator[tuple[str, Callable[[], dict[str, str]]]]:
+    def vision(self, mode: str | None) -> Iterator[Callable[[], dict[str, str]]]:
         """Yield the jobs for mlx-vlm."""
         for kind in ("stateful", "stateless"):
-            yield f"seeing-{kind}", functools.partial(self._seeing, kind, mode)
-        yield "vision-server", functools.partial(self._vision_server, mode)
+            yield functools.partial(self._seeing, kind, mode)
+        yield functools.partial(self._vision_server, mode)
 
     def prepare_vision(self) -> str:
         """Make the vision models; return why they cannot be made, if they cannot."""
@@ -358,19 +355,19 @@ def measure(only: str | None) -> dict[str, Any]:
         bench = Bench(Path(folder))
         bench.prepare()
         notes = {}
-        jobs: list[tuple[str | None, str, Callable[[], dict[str, str]]]] = []
+        jobs: list[tuple[str | None, Callable[[], dict[str, str]]]] = []
         if bench.reference is None:
             notes["mlx-lm"] = bench.why
         elif only != "vision":
-            jobs += [(mode, *job) for mode in columns for job in bench.language(mode)]
+            jobs += [(mode, job) for mode in columns for job in bench.language(mode)]
         if "mlx-vlm" in installed() and only != "language":
             why = bench.prepare_vision()
             if why:
                 notes["mlx-vlm"] = why
             else:
-                jobs += [(mode, *job) for mode in columns for job in bench.vision(mode)]
+                jobs += [(mode, job) for mode in columns for job in bench.vision(mode)]
         with ThreadPoolExecutor(2) as pool:
-            done = [(mode, pool.submit(job)) for mode, _name, job in jobs]
+            done = [(mode, pool.submit(job)) for mode, job in jobs]
             verdicts: dict[str, dict[str, str]] = {name: {} for name in map(column_of, columns)}
             for mode, future in done:
                 column = verdicts[column_of(mode)]

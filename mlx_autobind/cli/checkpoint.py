@@ -42,7 +42,6 @@ def make(folder: Path, config: dict[str, Any] | None = None) -> Path:
         ImportError: mlx-lm is not installed (the extra ``demo`` brings it).
     """
     import mlx.core as mx
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import _get_classes
 
     merged = {**LLAMA, **(config or {})}
@@ -50,17 +49,26 @@ def make(folder: Path, config: dict[str, Any] | None = None) -> Path:
     (folder / "config.json").write_text(json.dumps(merged))
     model_class, arguments_class = _get_classes(merged)
     mx.random.seed(7)
-    model = model_class(arguments_class.from_dict(merged))
-    # Larger than the usual initialisation, so that the next token depends on every step
-    # before it and a mistake anywhere shows in the tokens.
+    write_weights(folder / "model.safetensors", model_class(arguments_class.from_dict(merged)))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_weights(file: Path, model: Any) -> None:
+    """Write random weights for `model`, drawn from the calling thread's random state.
+
+    Larger than the usual initialisation, so that the next token depends on every step
+    before it and a mistake anywhere shows in the tokens.
+    """
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
     parameters: Any = tree_flatten(model.parameters())
     weights = {
         name: mx.random.normal(value.shape) * 0.3 if value.ndim > 1 else value
         for name, value in parameters
     }
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    write_tokenizer(folder)
-    return folder
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
 
 
 def write_tokenizer(folder: Path) -> None:

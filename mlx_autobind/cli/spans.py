@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCOPE = "mlx_autobind"
+from mlx_autobind.telemetry import SCOPE
 
 
 @dataclass(frozen=True, slots=True)

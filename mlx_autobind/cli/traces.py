@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 from mlx_autobind.cli.spans import Reading, Span
+from mlx_autobind.records import Kind
 
-KINDS = ("bind", "hop", "drift", "explained")
+KINDS: tuple[str, ...] = get_args(Kind)
 _NS = 1e-9
 _US = 1e-3
 

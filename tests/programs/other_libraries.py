@@ -15,10 +15,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 from threads import Comparison, elsewhere, here
 
-from mlx_autobind.cli.checkpoint import VOCABULARY, write_tokenizer
+from mlx_autobind.cli.checkpoint import VOCABULARY, write_tokenizer, write_weights
 
 comparison = Comparison()
 compare = comparison.compare
@@ -28,12 +27,7 @@ folder = Path(sys.argv[2])
 def write(model: Any, config: dict[str, Any], file: str = "model.safetensors") -> None:
     """Write `config`, and random weights for `model`."""
     mx.random.seed(7)
-    parameters: Any = tree_flatten(model.parameters())
-    weights = {
-        name: mx.random.normal(value.shape) * 0.3 if value.ndim > 1 else value
-        for name, value in parameters
-    }
-    mx.save_safetensors(str(folder / file), weights, metadata={"format": "mlx"})
+    write_weights(folder / file, model)
     (folder / "config.json").write_text(json.dumps(config))
 
 

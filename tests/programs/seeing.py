@@ -1,7 +1,6 @@
 """For the programs of the tests: load a vision model, show it pictures, see what it says."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +126,3 @@ class Seer:
 def print_last(value: Any) -> None:
     """Print `value` as the last line."""
     print(json.dumps(value), flush=True)
-
-
-Call = Callable[[], Any]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_and_args, update_module_configs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -139,15 +138,18 @@ def make(folder: Path, kind: str, config: dict[str, Any]) -> None:
     """Write a checkpoint that ``mlx_vlm.load`` reads."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder, config)
+    write_model(folder, config)
     write_tokenizer(folder, kind)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[kind]))
     processor = {"processor_class": PROCESSORS[kind]["processor_class"], "image_seq_length": 4}
     (folder / "processor_config.json").write_text(json.dumps(processor))
 
 
-def write_weights(folder: Path, config: dict[str, Any]) -> None:
-    """Write random weights, larger than is usual: see `mlx_autobind.cli.checkpoint`."""
+def write_model(folder: Path, config: dict[str, Any]) -> None:
+    """Write random weights for the model that `config` describes."""
+    # Here, since programs that are to run without the agent import this module.
+    from mlx_autobind.cli.checkpoint import write_weights
+
     given: dict[str, Any] = json.loads(json.dumps(config))
     architecture = get_model_and_args(given)[0]
     for part in ("text_config", "vision_config", "audio_config"):
@@ -156,12 +158,7 @@ def write_weights(folder: Path, config: dict[str, Any]) -> None:
     parts = ["text", "vision", "perceiver", "projector", "audio"]
     arguments = update_module_configs(arguments, architecture, given, parts)
     mx.random.seed(7)
-    parameters: Any = tree_flatten(architecture.Model(arguments).parameters())
-    weights = {
-        name: mx.random.normal(value.shape) * 0.3 if value.ndim > 1 else value
-        for name, value in parameters
-    }
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write_weights(folder / "model.safetensors", architecture.Model(arguments))
 
 
 def write_tokenizer(folder: Path, kind: str) -> None:
