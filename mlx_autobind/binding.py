@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -196,6 +197,7 @@ class ThreadExit:
         "_note",
         "_now",
         "_report",
+        "root",
         "thread_id",
         "thread_name",
     )
@@ -210,6 +212,7 @@ class ThreadExit:
         self._report = report
         self.thread_id = threading.get_ident()
         self.thread_name = threading.current_thread().name
+        self.root = daemons.outermost(sys._getframe()).f_code
 
     def disarm(self) -> None:
         """Clear nothing: the thread does not exist in this process."""

@@ -19,8 +19,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from types import FrameType
-from typing import Protocol
+from types import CodeType, FrameType
+from typing import NoReturn, Protocol
 
 from mlx_autobind.shield import shielded
 
@@ -38,6 +38,8 @@ class Ending(Protocol):
 
     thread_id: int
     thread_name: str
+    # What the outermost frame of the thread runs.
+    root: CodeType
 
 
 _daemons: dict[int, "weakref.ref[Ending]"] = {}
@@ -72,6 +74,9 @@ def wait_until_gone() -> None:
 # True once the interpreter ends.
 _ends = False
 
+# The daemons that end by themselves then.
+_leaving: set[int] = set()
+
 
 def watch(ending: Ending) -> None:
     """Remember that the calling thread, if it is a daemon, has something that mlx cleans up.
@@ -81,10 +86,16 @@ def watch(ending: Ending) -> None:
     """
     if threading.current_thread().daemon:
         if _ends:
-            raise SystemExit
+            leave()
         key = id(ending)
         with _lock:
             _daemons[key] = weakref.ref(ending, lambda _dead: _daemons.pop(key, None))
+
+
+def leave() -> NoReturn:
+    """End the calling thread, a daemon, since the interpreter ends."""
+    _leaving.add(threading.get_ident())
+    raise SystemExit
 
 
 def after_fork_in_child() -> None:
@@ -93,6 +104,7 @@ def after_fork_in_child() -> None:
     _lock = threading.Lock()
     _ends = False
     _daemons.clear()
+    _leaving.clear()
     ENDED.clear()
 
 
@@ -112,34 +124,67 @@ def end() -> None:
 
 
 def _end_daemons() -> None:
-    frames = sys._current_frames()
     with _lock:
-        references = list(_daemons.values())
-    running = []
-    for reference in references:
-        ending = reference()
-        if ending is None or ending.thread_id not in frames:
-            continue
-        if not _waits_for_ever(frames[ending.thread_id]):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
-            )
-            running.append((ending.thread_name, reference))
-    # Neither may keep a thread's locals alive, which is what is waited for.
-    ending = None
-    frames.clear()
+        left = dict.fromkeys(_daemons.values(), False)
     deadline = time.monotonic() + PATIENCE_S
-    left = []
-    for name, reference in running:
-        while reference() is not None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
-        if reference() is not None:
-            left.append(name)
-    if left:
+    while True:
+        _raise_in(left)
+        if not left or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)  # a thread that has ended tells nobody but its locals
+    running = [ending.thread_name for ending in (reference() for reference in left) if ending]
+    if running:
         logger.warning(
             "daemon threads still run as the interpreter ends, and mlx may abort it: %s",
-            ", ".join(left),
+            ", ".join(running),
         )
+
+
+def _raise_in(left: "dict[weakref.ref[Ending], bool]") -> None:
+    """Raise ``SystemExit``, once, in each thread that can take it; drop those that are done.
+
+    `left` tells for each whether it was raised. Nothing that keeps a thread's locals alive
+    outlives this call, since that is what is waited for.
+    """
+    frames = sys._current_frames()
+    for reference, raised in list(left.items()):
+        ending = reference()
+        if ending is None:
+            del left[reference]
+            continue
+        frame = frames.get(ending.thread_id)
+        if raised or frame is None or ending.thread_id in _leaving:
+            continue
+        if _finalises(frame, ending.root):
+            continue
+        if _waits_for_ever(frame):
+            del left[reference]
+            continue
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
+        )
+        left[reference] = True
+
+
+def outermost(frame: FrameType) -> FrameType:
+    """Return the frame that the thread of `frame` began with."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _finalises(frame: FrameType, root: CodeType) -> bool:
+    """Tell whether a thread is in a finaliser, from which no exception can leave.
+
+    So it is in the middle of its work, if ``__del__`` is on its stack, and at its very end,
+    when its locals go: its stack then begins with a finaliser, and no more with `root`.
+    """
+    while True:
+        if frame.f_code.co_name == "__del__":
+            return True
+        if frame.f_back is None:
+            return frame.f_code is not root
+        frame = frame.f_back
 
 
 def _waits_for_ever(frame: FrameType) -> bool:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from mlx_autobind import telemetry
+from mlx_autobind import daemons, telemetry
 from mlx_autobind.arrays import realise_arguments, realise_result
 from mlx_autobind.binding import Site, Steps, clear_at_exit, collected, relay
 from mlx_autobind.handles import HANDLES
@@ -254,7 +254,7 @@ def _at_the_end(call: Callable[[], Any]) -> Any:
     Not on a daemon thread: mlx aborts the process if it is killed in the middle of it.
     """
     if threading.current_thread().daemon:
-        raise SystemExit
+        daemons.leave()
     return call()
 
 

@@ -83,6 +83,53 @@ def test_threads_that_threading_did_not_start(
         assert wrong(outcome.clean(), reference) == {}
 
 
+ENDS_MEANWHILE = """
+    import threading, time
+    from asking import Asker, PROMPTS
+    from mlx_autobind.binding import THREAD
+    asker = Asker()
+    ending = threading.Event()
+
+    def slowly(clear):
+        ending.set()
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        clear()
+
+    class Slow:
+        def __del__(self):
+            slowly(lambda: None)
+
+    def as_it_ends():
+        exit = THREAD.exit
+        clear, exit._clear = exit._clear, lambda: slowly(clear)
+
+    def in_a_finaliser():
+        Slow()
+        while True:
+            sum(range(1000))
+
+    def work():
+        asker.ask("daemon", PROMPTS[0])
+        {where}()
+    threading.Thread(target=work, daemon=True).start()
+    assert ending.wait(60)
+    asker.print()
+"""
+
+
+@pytest.mark.parametrize("where", ["as_it_ends", "in_a_finaliser"])
+def test_a_daemon_thread_in_a_finaliser(
+    where: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
+) -> None:
+    """No exception can leave a finaliser: it is ended once it is out of it, and not again."""
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx: daemon threads end as they do without it")
+    outcome = run(program(ENDS_MEANWHILE.format(where=where)), checkpoint, agent="import")
+    assert wrong(outcome.clean(), reference) == {}
+
+
 def test_a_busy_daemon_aborts_without_the_agent(run: Run, checkpoint: Path, stack: Stack) -> None:
     if not stack.binds_on_cpu:
         pytest.skip("this mlx ends its threads cleanly on the CPU: there is no failure to show")
