@@ -1,9 +1,15 @@
 """The command line, ``mlx-autobind`` or ``python -m mlx_autobind``."""
 
 import argparse
+import importlib
 from collections.abc import Sequence
 
 import mlx_autobind
+
+# Each is a module here with `add_to`, which adds the command and its options, and `run`, which
+# takes the options and returns the exit code. Neither imports mlx, nor anything of an extra,
+# before `run` needs it.
+COMMANDS = ("demo", "traces")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,29 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=mlx_autobind.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    demo = commands.add_parser(
-        "demo",
-        help="run threaded programs and a real server without and with the agent",
-        description=(
-            "Makes a tiny random-weight checkpoint in a temporary folder, runs four programs "
-            "(worker threads, alternating threads, 16 generations on 4 threads, mlx_lm.server) "
-            "without and with the agent, and prints what came of each. Needs no network."
-        ),
-    )
-    demo.add_argument(
-        "--timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="how long one program may take before it counts as hung (default: %(default)s)",
-    )
-    from mlx_autobind.cli import traces
-
-    traces.add_to(commands)
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in COMMANDS}
+    for module in modules.values():
+        module.add_to(commands)
     options = parser.parse_args(arguments)
-    if options.command == "traces":
-        return traces.run(options)
-
-    from mlx_autobind.cli import demo as demo_command
-
-    return demo_command.run(options.timeout)
+    code: int = modules[options.command].run(options)
+    return code

@@ -1,5 +1,6 @@
 """``mlx-autobind demo``: the same programs without and with the agent."""
 
+import argparse
 import importlib.util
 import json
 import signal
@@ -30,12 +31,29 @@ PATIENCE_S = 15.0
 Reference = dict[str, Any]
 
 
-def run(timeout: float) -> int:
-    """Run the demo, print its tables and return 0 if all is right with the agent.
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command and its options."""
+    command = commands.add_parser(
+        "demo",
+        help="run threaded programs and a real server without and with the agent",
+        description=(
+            "Makes a tiny random-weight checkpoint in a temporary folder, runs four programs "
+            "(worker threads, alternating threads, 16 generations on 4 threads, mlx_lm.server) "
+            "without and with the agent, and prints what came of each. Needs no network."
+        ),
+    )
+    command.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long one program may take before it counts as hung (default: %(default)s)",
+    )
 
-    Args:
-        timeout: seconds that one program may take.
-    """
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo, print its tables and return 0 if all is right with the agent."""
+    timeout: float = options.timeout
     if importlib.util.find_spec("mlx_lm") is None:
         print("The demo needs mlx-lm: python -m pip install 'mlx-autobind[demo]'", file=sys.stderr)
         return 2

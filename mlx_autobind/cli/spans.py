@@ -10,11 +10,36 @@ from mlx_autobind.telemetry import SCOPE
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """What is known of a generation besides when and where it ran.
+
+    Attributes:
+        operation: of the GenAI semantic conventions, such as ``text_completion``.
+        model: its name; empty if it is not known.
+        input_tokens: of the prompt; None if they are not known.
+        output_tokens: that were generated.
+        first_token_ns: nanoseconds until the first one; None if there is none.
+        tokens_per_second: after the first; None if there are fewer than two.
+        finish: why it ended, such as ``length``; empty if it did not by itself.
+        end: ``exhausted``, ``closed``, ``collected`` or ``error``.
+    """
+
+    operation: str
+    model: str
+    input_tokens: int | None
+    output_tokens: int
+    first_token_ns: int | None
+    tokens_per_second: float | None
+    finish: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One span.
 
     Attributes:
-        kind: ``bind``, ``hop``, ``drift`` or ``explained``.
+        kind: ``bind``, ``hop``, ``drift``, ``explained`` or ``generation``.
         started_ns: nanoseconds since the Unix epoch.
         duration_ns: nanoseconds that it took.
         process: identifier of the process; 0 if the file does not say.
@@ -27,7 +52,8 @@ class Span:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
         parent_id: the same of the span around it; empty if there is none.
-        error: what was wrong, of an explained failure; else empty.
+        error: what was wrong, of an explained failure or a generation; else empty.
+        generation: what is known of a generation; None of another kind.
     """
 
     kind: str
@@ -44,6 +70,7 @@ class Span:
     span_id: str
     parent_id: str
     error: str
+    generation: Generation | None = None
 
 
 @dataclass(slots=True)
