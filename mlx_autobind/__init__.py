@@ -57,6 +57,7 @@ _LAZY = {
 PACKAGES = frozenset(("mlx_lm", "mlx_vlm", "mlx_audio", "mlx_whisper", "mlx_embeddings"))
 VARIABLES = (
     "MLX_AUTOBIND",
+    "MLX_AUTOBIND_GENERATIONS",
     "MLX_AUTOBIND_MODE",
     "MLX_AUTOBIND_MODULES",
     "MLX_AUTOBIND_RECORDS",

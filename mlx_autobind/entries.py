@@ -14,7 +14,7 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import targets
+from mlx_autobind import settings, targets
 from mlx_autobind.arrays import LAZY_MODELS, realise, weights_of
 from mlx_autobind.binding import (
     NO_HANDLES,
@@ -26,6 +26,7 @@ from mlx_autobind.binding import (
     warn_if_forked,
 )
 from mlx_autobind.explain import explain
+from mlx_autobind.generations import record
 from mlx_autobind.handles import StreamHandle
 from mlx_autobind.random_state import RANDOM_STATE
 from mlx_autobind.shield import shielded
@@ -244,6 +245,7 @@ class GeneratorEntry(_Proxy):
         # Where a release takes care of it by itself there is nothing to lend.
         names = function.__code__.co_names
         self._self_own = own if own in names else None
+        self._self_recorded = settings.current().generations
 
     @property
     def _mlx_autobind_site(self) -> Site:
@@ -274,6 +276,8 @@ class GeneratorEntry(_Proxy):
         )
         if mode is not None and mode.hand_out is not None:
             outer = mode.hand_out(outer, self._self_site, given)
+        if self._self_recorded and self._self_site.active:
+            outer = record(outer, self._self_site, given, kwargs.get("max_tokens"))
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer

@@ -4,7 +4,7 @@ import functools
 import inspect
 from typing import Any
 
-from mlx_autobind import entries, owner, settings, shared, targets
+from mlx_autobind import entries, generations, owner, settings, shared, targets
 from mlx_autobind.binding import Site
 from mlx_autobind.entries import Function, GeneratorEntry, Mode, wrap_call
 from mlx_autobind.owner import OWNER
@@ -22,6 +22,10 @@ def wrap(function: Function, site: Site, entry: targets.Entry) -> Function:
     if code is not None and code.co_flags & inspect.CO_GENERATOR:
         return GeneratorEntry(function, site, entry.own, mode)
     wrapper = mode.wrap(function, site, entry)
+    if settings.current().generations:
+        wrapper = generations.wrap(wrapper, site, entry)
+    # However many lie on top of one another, they go together.
+    wrapper.__wrapped__ = function  # type: ignore[attr-defined]
     setattr(wrapper, entries.SITE, site)
     # inspect.getfullargspec does not follow __wrapped__, and programs ask it which
     # arguments they may pass.

@@ -17,7 +17,16 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import binding, random_state, records, settings, shared, targets, telemetry
+from mlx_autobind import (
+    binding,
+    generations,
+    random_state,
+    records,
+    settings,
+    shared,
+    targets,
+    telemetry,
+)
 from mlx_autobind.arrays import LAZY_MODELS
 from mlx_autobind.binding import Site
 from mlx_autobind.entries import SITE, wrap_load_weights
@@ -82,6 +91,8 @@ class Patches:
         self._lock = threading.Lock()
         OWNER.after_fork_in_child()
         shared.after_fork_in_child()
+        generations.after_fork_in_child()
+        telemetry.TRACE_FILE.after_fork_in_child()
 
     def entry_points(self) -> tuple[str, ...]:
         """Return the fully qualified names of what is wrapped, in the order of wrapping."""

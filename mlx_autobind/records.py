@@ -82,19 +82,24 @@ Listener = Callable[[Record], None]
 
 
 class Stopwatch:
-    """Start of an event on the wall clock, and its length on the monotonic one."""
+    """Start of an event on the wall clock, and its length on the monotonic one.
 
-    __slots__ = ("_began", "_length_ns", "started_ns")
+    Attributes:
+        started_ns: nanoseconds since the Unix epoch.
+        began_ns: the same moment on the clock of `time.perf_counter_ns`.
+    """
+
+    __slots__ = ("_length_ns", "began_ns", "started_ns")
 
     def __init__(self) -> None:
         self.started_ns = time.time_ns()
-        self._began = time.perf_counter_ns()
+        self.began_ns = time.perf_counter_ns()
         self._length_ns: int | None = None
 
     def stop(self) -> int:
         """Return the nanoseconds from when it was made to when it was first stopped."""
         if self._length_ns is None:
-            self._length_ns = time.perf_counter_ns() - self._began
+            self._length_ns = time.perf_counter_ns() - self.began_ns
         return self._length_ns
 
 

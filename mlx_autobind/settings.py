@@ -22,6 +22,7 @@ class Settings:
         modules: ``MLX_AUTOBIND_MODULES``; further modules that hold a handle.
         records: ``MLX_AUTOBIND_RECORDS``; how many records the process keeps.
         trace: ``MLX_AUTOBIND_TRACE``; a file that spans are appended to, or None.
+        generations: ``MLX_AUTOBIND_GENERATIONS``; True makes each generation a span.
         strict: ``MLX_AUTOBIND_STRICT``; True raises the agent's own errors.
         problems: one sentence for each value that could not be used.
     """
@@ -31,6 +32,7 @@ class Settings:
     modules: tuple[str, ...]
     records: int
     trace: str | None
+    generations: bool
     strict: bool
     problems: tuple[str, ...]
 
@@ -104,6 +106,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         modules=reader.names("MLX_AUTOBIND_MODULES"),
         records=reader.number("MLX_AUTOBIND_RECORDS", DEFAULT_RECORDS, MAX_RECORDS),
         trace=reader.path("MLX_AUTOBIND_TRACE"),
+        generations=reader.flag("MLX_AUTOBIND_GENERATIONS", False),
         strict=reader.flag("MLX_AUTOBIND_STRICT", False),
         problems=tuple(reader.problems),
     )

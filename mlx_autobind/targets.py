@@ -17,6 +17,17 @@ BATCH = "batch"  # a call whose result holds the prompt caches of what has finis
 STATEFUL = "stateful"  # a call that leaves the state of its generation on the model
 PREPARER = "preparer"  # a producer if the program calls it, a part of a step if the library does
 
+# What an entry point is to the generation that a span stands for; a generator is one, or
+# belongs to one.
+WHOLE = "whole"  # steps one generator to its end
+BEGINS = "begins"  # adds prompts to a batch, each a generation
+STEPS = "steps"  # takes a step of a batch
+ENDS = "ends"  # takes prompts out of a batch
+
+# The operation of the GenAI semantic conventions, where it is not `OPERATION`.
+OPERATION = "text_completion"
+OPERATIONS = {"mlx_vlm": "generate_content"}
+
 HANDLE = "generation_stream"
 
 # mlx-vlm's generations share the processor's up to 0.4.x, its batches in every release.
@@ -66,12 +77,14 @@ class Entry:
         since: the first release of the library that has it.
         own: an attribute of its argument ``processor`` that it resets and fills, so that
             each generation has to have one of its own.
+        part: `WHOLE`, `BEGINS`, `STEPS` or `ENDS`; empty if it is none of them.
     """
 
     path: str
     kind: str
     since: str
     own: str | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +113,11 @@ def _loaders(module: str, *names: str, since: str) -> Target:
 # happens to be on, which must not be bound for that.
 _MLX_LM_BATCH = (
     Entry("BatchGenerator.__init__", CALL, "0.28.0"),
-    Entry("BatchGenerator.insert", CALL, "0.28.0"),
-    Entry("BatchGenerator.next", BATCH, "0.28.0"),
-    Entry("BatchGenerator.remove", BATCH, "0.28.4"),
-    Entry("BatchGenerator.insert_segments", CALL, "0.31.2"),
-    Entry("BatchGenerator.next_generated", BATCH, "0.31.2"),
+    Entry("BatchGenerator.insert", CALL, "0.28.0", part=BEGINS),
+    Entry("BatchGenerator.next", BATCH, "0.28.0", part=STEPS),
+    Entry("BatchGenerator.remove", BATCH, "0.28.4", part=ENDS),
+    Entry("BatchGenerator.insert_segments", CALL, "0.31.2", part=BEGINS),
+    Entry("BatchGenerator.next_generated", BATCH, "0.31.2", part=STEPS),
     Entry("BatchGenerator.extract_cache", BATCH, "0.31.2"),
     Entry("PromptProcessingBatch.prompt", CALL, "0.31.2"),
     Entry("PromptProcessingBatch.generate", CALL, "0.31.2"),
@@ -113,9 +126,9 @@ _MLX_LM_BATCH = (
 
 _MLX_VLM_BATCH = (
     Entry("BatchGenerator.__init__", CALL, "0.3.10"),
-    Entry("BatchGenerator.insert", STATEFUL, "0.3.10"),
-    Entry("BatchGenerator.next", STATEFUL, "0.3.10"),
-    Entry("BatchGenerator.remove", STATEFUL, "0.5.0"),
+    Entry("BatchGenerator.insert", STATEFUL, "0.3.10", part=BEGINS),
+    Entry("BatchGenerator.next", STATEFUL, "0.3.10", part=STEPS),
+    Entry("BatchGenerator.remove", STATEFUL, "0.5.0", part=ENDS),
     Entry("PromptProcessingBatch.prompt_step", CALL, "0.5.0"),
     Entry("PromptProcessingBatch.generate", CALL, "0.5.0"),
     Entry("GenerationBatch.next", CALL, "0.5.0"),
@@ -125,7 +138,7 @@ TARGETS = (
     Target(
         "mlx_lm.generate",
         entries=(
-            Entry("generate", LOOP, "0.24.0"),
+            Entry("generate", LOOP, "0.24.0", part=WHOLE),
             Entry("stream_generate", GENERATOR, "0.24.0"),
             Entry("generate_step", GENERATOR, "0.24.0"),
             Entry("speculative_generate_step", GENERATOR, "0.24.0"),
@@ -164,7 +177,7 @@ TARGETS = (
     Target(
         "mlx_vlm.utils",
         entries=(
-            Entry("generate", LOOP, "0.1.20"),
+            Entry("generate", LOOP, "0.1.20", part=WHOLE),
             Entry("stream_generate", GENERATOR, "0.1.20", own=DETOKENIZER),
             Entry("generate_step", GENERATOR, "0.1.20"),
             Entry("load", PRODUCER, "0.1.20"),
@@ -177,7 +190,7 @@ TARGETS = (
     Target(
         "mlx_vlm.generate",
         entries=(
-            Entry("generate", LOOP, "0.3.0"),
+            Entry("generate", LOOP, "0.3.0", part=WHOLE),
             Entry("stream_generate", GENERATOR, "0.3.0", own=DETOKENIZER),
             Entry("generate_step", GENERATOR, "0.3.0"),
             Entry("batch_generate", STATEFUL, "0.3.10", own=DETOKENIZER),
@@ -198,7 +211,7 @@ TARGETS = (
     Target(
         "mlx_vlm.generate.dispatch",
         entries=(
-            Entry("generate", LOOP, "0.6.0"),
+            Entry("generate", LOOP, "0.6.0", part=WHOLE),
             Entry("stream_generate", GENERATOR, "0.6.0"),
         ),
     ),
@@ -271,7 +284,7 @@ TARGETS = (
     Target(
         "mlx_audio.lm.generate",
         entries=(
-            Entry("generate", LOOP, "0.6.2"),
+            Entry("generate", LOOP, "0.6.2", part=WHOLE),
             Entry("stream_generate", GENERATOR, "0.6.2"),
             Entry("generate_step", GENERATOR, "0.6.2"),
         ),

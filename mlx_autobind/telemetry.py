@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from opentelemetry import metrics, trace
+from opentelemetry import context, metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 import mlx_autobind
@@ -117,9 +118,10 @@ def export(record: Record) -> None:
     _export(_tracer, record)
 
 
-def _export(tracer: trace.Tracer, record: Record) -> None:
+def _export(tracer: trace.Tracer, record: Record, parent: Context | None = None) -> None:
     span = tracer.start_span(
         SPAN_NAMES[record.kind],
+        context=parent,
         attributes=attributes(record),
         start_time=record.started_ns,
     )
@@ -160,19 +162,25 @@ class TraceFile:
     @shielded
     def export(self, record: Record) -> None:
         """Write `record` as a span. Thread-safe."""
+        tracer = self.tracer()
+        if tracer is not None:
+            _export(tracer, record, _in_the_file(context.get_current()))
+
+    def tracer(self) -> trace.Tracer | None:
+        """Return what writes spans to the file; None if nothing does. Thread-safe."""
         if self._process != os.getpid():  # the first one, or in a forked child
             self._start()
-        if self._tracer is not None:
-            _export(self._tracer, record)
+        return self._tracer
 
     def _start(self) -> None:
-        from mlx_autobind import trace_file
-
         path = settings.current().trace
         with self._lock:
-            if path is not None and self._process != os.getpid():
-                version = mlx_autobind.__version__
-                self._tracer = trace_file.tracer(path, SCOPE, version, SCHEMA_URL)
+            if self._process != os.getpid():
+                if path is not None:
+                    from mlx_autobind import trace_file
+
+                    version = mlx_autobind.__version__
+                    self._tracer = trace_file.tracer(path, SCOPE, version, SCHEMA_URL)
                 self._process = os.getpid()
 
     def after_fork_in_child(self) -> None:
@@ -181,6 +189,58 @@ class TraceFile:
 
 
 TRACE_FILE = TraceFile()
+
+# Where the trace file's own span of a generation stands in the context of its steps.
+_FILE_SPAN = context.create_key("mlx_autobind-file-span")
+
+
+def _in_the_file(parent: Context) -> Context:
+    """Return `parent` with the span in it that is in the file too, if there is one."""
+    span = context.get_value(_FILE_SPAN, parent)
+    return parent if not isinstance(span, trace.Span) else trace.set_span_in_context(span, parent)
+
+
+class OpenSpan:
+    """A span that is under way, for the application and for the trace file.
+
+    Args:
+        name: of the span.
+        attributes: that are known as it starts, for samplers.
+        started_ns: nanoseconds since the Unix epoch.
+        parent: the context of whoever asked for what it stands for.
+
+    Attributes:
+        context: `parent` with the span current.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attributes: dict[str, AttributeValue],
+        started_ns: int,
+        parent: Context,
+    ) -> None:
+        span = _tracer.start_span(
+            name, context=parent, attributes=attributes, start_time=started_ns
+        )
+        self._spans = [span]
+        self.context = trace.set_span_in_context(span, parent)
+        tracer = TRACE_FILE.tracer()
+        if tracer is not None:
+            inside = _in_the_file(parent)
+            twin = tracer.start_span(
+                name, context=inside, attributes=attributes, start_time=started_ns
+            )
+            self._spans.append(twin)
+            self.context = context.set_value(_FILE_SPAN, twin, self.context)
+
+    def end(self, attributes: dict[str, AttributeValue], ended_ns: int, *, failed: bool) -> None:
+        """End the span at `ended_ns`, nanoseconds since the Unix epoch."""
+        for span in self._spans:
+            span.set_attributes(attributes)
+            if failed:
+                span.set_status(trace.Status(trace.StatusCode.ERROR))
+            span.end(end_time=ended_ns)
 
 
 def start() -> None:

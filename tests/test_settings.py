@@ -19,6 +19,7 @@ DEFAULTS = settings.Settings(
     modules=(),
     records=1000,
     trace=None,
+    generations=False,
     strict=False,
     problems=(),
 )
@@ -34,6 +35,7 @@ def test_good_values() -> None:
     found = settings.read(
         {
             "MLX_AUTOBIND": "Off",
+            "MLX_AUTOBIND_GENERATIONS": "on",
             "MLX_AUTOBIND_MODE": " Thread ",
             "MLX_AUTOBIND_MODULES": "a.b, c,,d",
             "MLX_AUTOBIND_RECORDS": "7",
@@ -47,6 +49,7 @@ def test_good_values() -> None:
         modules=("a.b", "c", "d"),
         records=7,
         trace=str(Path.cwd() / "folder" / "trace.jsonl"),
+        generations=True,
         strict=True,
         problems=(),
     )

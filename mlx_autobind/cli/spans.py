@@ -8,6 +8,9 @@ from typing import Any
 
 from mlx_autobind.telemetry import SCOPE
 
+GENERATION = "generation"
+_NS = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -21,7 +24,7 @@ class Generation:
         first_token_ns: nanoseconds until the first one; None if there is none.
         tokens_per_second: after the first; None if there are fewer than two.
         finish: why it ended, such as ``length``; empty if it did not by itself.
-        end: ``exhausted``, ``closed``, ``collected`` or ``error``.
+        end: ``exhausted``, ``closed``, ``collected``, ``error`` or ``exit``.
     """
 
     operation: str
@@ -123,24 +126,39 @@ class Reading:
         found = _attributes(span)
         started = int(span["startTimeUnixNano"])
         name = self._name
+        kind = name(found.get("mlx_autobind.kind", span["name"].partition(" ")[0]))
+        device = found.get("mlx_autobind.device")
         return Span(
-            kind=name(found.get("mlx_autobind.kind", span["name"].partition(" ")[0])),
+            kind=kind,
             started_ns=started,
             duration_ns=int(span["endTimeUnixNano"]) - started,
             process=process,
             thread_id=int(found.get("thread.id", 0)),
             thread=name(found.get("thread.name", "")),
             mode=name(found.get("mlx_autobind.mode", "")),
-            stream=name(
-                f"{found.get('mlx_autobind.device', '')} "
-                f"#{found.get('mlx_autobind.stream.index', '')}"
-            ),
+            stream=name(f"{device} #{found.get('mlx_autobind.stream.index')}") if device else "",
             entry_point=name(found.get("code.function.name", "")),
             handles=tuple(map(name, found.get("mlx_autobind.handles", ()))),
             trace_id=str(span["traceId"]),
             span_id=str(span["spanId"]),
             parent_id=str(span.get("parentSpanId", "")),
-            error=name(span.get("status", {}).get("message", "")),
+            error=name(span.get("status", {}).get("message") or found.get("error.type", "")),
+            generation=self._generation(found) if kind == GENERATION else None,
+        )
+
+    def _generation(self, found: dict[str, Any]) -> Generation:
+        first_s = found.get("gen_ai.response.time_to_first_chunk")
+        rate = found.get("mlx_autobind.generation.tokens_per_second")
+        prompt = found.get("gen_ai.usage.input_tokens")
+        return Generation(
+            operation=self._name(found.get("gen_ai.operation.name", "")),
+            model=self._name(found.get("gen_ai.request.model", "")),
+            input_tokens=None if prompt is None else int(prompt),
+            output_tokens=int(found.get("gen_ai.usage.output_tokens", 0)),
+            first_token_ns=None if first_s is None else round(float(first_s) / _NS),
+            tokens_per_second=None if rate is None else float(rate),
+            finish=self._name(", ".join(found.get("gen_ai.response.finish_reasons", ()))),
+            end=self._name(found.get("mlx_autobind.generation.end", "")),
         )
 
     def _name(self, text: Any) -> str:
