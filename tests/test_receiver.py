@@ -97,25 +97,35 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def test_request_generation_rebind(receiver: Receiver, checkpoint: Path, stack: Stack) -> None:
-    if stack.inert:
-        pytest.skip("the agent is inert on this mlx, so that nothing is recorded")
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environ = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-        "MLX_AUTOBIND_GENERATIONS": "1",
-    }
+        port: int = free.getsockname()[1]
+        return port
+
+
+PATHS = ("whole", "streaming")
+
+
+def ask_traced_app(checkpoint: Path, endpoint: str) -> launch.Outcome:
+    """Ask a server that sends its spans to `endpoint` for each of `PATHS`, and stop it."""
+    port = free_port()
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "MLX_AUTOBIND_GENERATIONS": "1"}
     command = [str(PROGRAMS / "traced_app.py"), str(checkpoint), str(port)]
     with launch.Child(command, agent=True, environ=environ) as child:
         demo._wait_for(port, child, 60)
-        for path in ("whole", "streaming"):
+        for path in PATHS:
             url = f"http://127.0.0.1:{port}/{path}?prompt=w5+w77"
             with urllib.request.urlopen(url, timeout=60) as response:
                 assert response.read()
         child.process.send_signal(signal.SIGINT)
-        outcome = child.finish(30)
+        return child.finish(30)
+
+
+def test_request_generation_rebind(receiver: Receiver, checkpoint: Path, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, so that nothing is recorded")
+    outcome = ask_traced_app(checkpoint, receiver.endpoint)
     assert outcome.stderr == ""
     assert outcome.code == 0
     assert receiver.problems == []
@@ -125,7 +135,7 @@ def test_request_generation_rebind(receiver: Receiver, checkpoint: Path, stack: 
         by_name.setdefault(span.name, []).append(span)
     generations = by_name["text_completion tiny"]
     assert len(generations) == 2
-    for path, generation in zip(("whole", "streaming"), generations, strict=True):
+    for path, generation in zip(PATHS, generations, strict=True):
         (request,) = by_name[f"GET /{path}"]
         assert (generation.parent, generation.trace) == (request.span, request.trace)
         assert generation.scope == "mlx_autobind"
