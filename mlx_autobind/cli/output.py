@@ -1,0 +1,38 @@
+"""Write a file that is whole or not there."""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write(out: Path, parts: Iterable[str]) -> None:
+    """Write `parts` to `out` as UTF-8, by a temporary file in the same folder.
+
+    Whoever opens `out` meanwhile finds what was there before. A new file can be read by its owner
+    alone, as the trace file that it comes from; one that is replaced keeps its mode, which
+    somebody has chosen. What is no regular file, such as ``/dev/stdout``, is written to as it is.
+
+    Raises:
+        OSError: it cannot be written. Nothing is left behind.
+    """
+    out = out.resolve()  # a link stays, and what it leads to is replaced
+    mode = 0o600
+    if out.exists():
+        status = out.stat()
+        if not stat.S_ISREG(status.st_mode):
+            with out.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(parts)
+            return
+        mode = stat.S_IMODE(status.st_mode)
+    descriptor, name = tempfile.mkstemp(prefix=f".{out.name[:100]}.", dir=out.parent)
+    temporary = Path(name)
+    try:
+        with open(descriptor, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123
+            file.writelines(parts)
+        temporary.chmod(mode)
+        os.replace(temporary, out)  # noqa: PTH105 - the name that says what matters
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
