@@ -1,6 +1,7 @@
 """``mlx-autobind traces``: reads back what was written, and whatever else is in the file."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def span(at: int = 0, **more: Any) -> dict[str, Any]:
     }
     return {
         "traceId": "0123456789abcdef" * 2,
-        "spanId": "0123456789abcdef",
+        "spanId": f"{at:016x}",
         "name": "bind generation_stream",
         "startTimeUnixNano": str(1_790_000_000_000_000_000 + at),
         "endTimeUnixNano": str(1_790_000_000_000_150_000 + at),
@@ -37,9 +38,35 @@ def span(at: int = 0, **more: Any) -> dict[str, Any]:
     }
 
 
+def generation(at: int, **more: Any) -> dict[str, Any]:
+    """Return the span of a generation."""
+    return span(
+        at,
+        **{
+            "mlx_autobind.kind": "generation",
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": "tiny",
+            "gen_ai.usage.input_tokens": 7,
+            "gen_ai.usage.output_tokens": 40,
+            "gen_ai.response.finish_reasons": ["length"],
+            "gen_ai.response.time_to_first_chunk": 0.0125,
+            "mlx_autobind.generation.tokens_per_second": 812.4,
+            "mlx_autobind.generation.end": "exhausted",
+            **more,
+        },
+    )
+
+
+def inside(around: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+    """Return the span `inner` as a child of `around`."""
+    return {**inner, "parentSpanId": around["spanId"]}
+
+
 def value(held: Any) -> dict[str, Any]:
     if isinstance(held, list):
         return {"arrayValue": {"values": [value(each) for each in held]}}
+    if isinstance(held, float):
+        return {"doubleValue": held}
     return {"intValue": str(held)} if isinstance(held, int) else {"stringValue": held}
 
 
@@ -83,7 +110,9 @@ def test_the_table(file: Path) -> None:
     assert "worker 1" in rows[2]
     assert "mlx_lm.generate.generation_stream: replaced" in rows[2]
     assert "cpu:0 #3" in rows[2]
-    assert rows[-3] == "3 spans on 3 threads of 2 processes: 2 bind, 1 hop, 0 drift, 0 explained"
+    assert rows[-3] == (
+        "3 spans on 3 threads of 2 processes: 2 bind, 1 hop, 0 drift, 0 explained, 0 generation"
+    )
     assert rows[-2] == "a bind took 150 us (median), 150 us (99th percentile)"
     assert rows[-1] == "left out: 1 spans of others, 1 lines that are torn"
 
@@ -105,6 +134,146 @@ def test_filters_and_json(options: list[str], threads: list[int], file: Path) ->
     assert [each["thread_id"] for each in found] == threads
     for each in found:
         assert each["duration_ns"] == 150_000
+
+
+def test_a_generation(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    failed = {"error.type": "ValueError", "mlx_autobind.generation.end": "error"}
+    left_out = ("gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk")
+    sparse = generation(2, **failed)
+    sparse["attributes"] = [each for each in sparse["attributes"] if each["key"] not in left_out]
+    path.write_text(line(generation(1)) + line(sparse))
+    done = traces(path)
+    rows = done.stdout.splitlines()
+    assert rows[2].endswith("tiny: 7 tokens in, 40 out, first after 12.5 ms, then 812/s, length")
+    assert rows[3].endswith("tiny: 7 tokens in, 40 out, then 812/s, error, ValueError")
+    assert "the first token of a generation took 12 ms (median), 12 ms (99th" in done.stdout
+    assert [
+        json.loads(row)["generation"] for row in traces(path, "--json").stdout.splitlines()
+    ] == [
+        {
+            "operation": "text_completion",
+            "model": "tiny",
+            "input_tokens": 7,
+            "output_tokens": 40,
+            "first_token_ns": 12_500_000,
+            "tokens_per_second": 812.4,
+            "finish": "length",
+            "end": "exhausted",
+        },
+        {
+            "operation": "text_completion",
+            "model": "tiny",
+            "input_tokens": 7,
+            "output_tokens": 40,
+            "first_token_ns": None,
+            "tokens_per_second": 812.4,
+            "finish": "",
+            "end": "error",
+        },
+    ]
+
+
+def test_the_tree(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    around = generation(1)
+    by_the_owner = inside(around, span(2, **{"thread.name": "owner", "thread.id": 9}))
+    path.write_text(
+        line(around, by_the_owner, inside(around, span(3, **{"thread.id": 1, "thread.name": "w"})))
+        + line(span(4, **{"thread.name": "[bold]markup[/bold]"}), process=8)
+    )
+    rows = traces(path, "--tree").stdout.splitlines()
+    depths = [len(row) - len(row.lstrip("│├└─ \xa0")) for row in rows]
+    assert depths[:7] == [0, 4, 8, 12, 12, 0, 4]
+    assert rows[0] == "process 7"
+    assert "thread worker 1 (1)" in rows[1]
+    assert "generation 150 us mlx_lm.generate.generate" in rows[2]
+    assert rows[3].endswith("on thread owner (9)")
+    assert "bind 150 us" in rows[4]
+    assert rows[4].endswith("replaced")
+    assert rows[6].endswith("thread [bold]markup[/bold] (4)")
+    assert rows[-3].startswith("4 spans on 4 threads")
+
+
+def test_a_tree_that_goes_round_in_a_circle(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    first, second, third = span(1), span(2), span(3)
+    path.write_text(line(inside(second, first), inside(first, second), inside(third, third)))
+    done = traces(path, "--tree")
+    assert done.stderr == ""
+    assert done.stdout.count("bind 150 us") == 3
+
+
+def test_the_tree_without_rich(file: Path) -> None:
+    text = "import sys; sys.modules['rich.console'] = None; from mlx_autobind.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{text}sys.exit(main(['traces', '--tree', {str(file)!r}]))"],
+        capture_output=True,
+        text=True,
+        env=harness.environ(),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("pip install 'mlx-autobind[cli]'\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["--json", None])
+def test_a_file_that_grows(how: str | None, tmp_path: Path) -> None:
+    """Also half a line at a time, emptied, and replaced; it is not there at first."""
+    path, other = tmp_path / "trace.jsonl", tmp_path / "other.jsonl"
+    # A job that a shell runs in the background ignores SIGINT, and so do its children.
+    start = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from mlx_autobind.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-u", "-c", start, "traces", "--follow", str(path)]
+    process = subprocess.Popen(
+        command if how is None else [*command, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=harness.environ(),
+    )
+    assert process.stdout is not None
+
+    def seen(thread: str) -> bool:
+        """Wait for the next line, and tell whether it is about `thread`."""
+        assert process.stdout is not None
+        return thread in process.stdout.readline()
+
+    if how is None:
+        assert seen("entry point")
+        assert seen("----")
+    whole = line(span(1))
+    path.write_text(whole[:50])
+    with path.open("a") as file:
+        file.write(whole[50:])
+        file.flush()
+        assert seen("worker 1")
+        file.write(line(span(2)) + line(span(3, **{"thread.name": "x"}))[:-1])
+        file.flush()
+        assert seen("worker 2")
+        file.write("\n")
+    assert seen('"x"' if how else " x ")
+    path.write_text("")
+    path.write_text(line(span(4)))
+    assert seen("worker 4")
+    other.write_text(line(span(5)) + line(span(6)))
+    other.replace(path)
+    assert seen("worker 5")
+    assert seen("worker 6")
+    process.send_signal(signal.SIGINT)
+    rest, problems = process.communicate(timeout=60)
+    assert problems == ""
+    assert process.returncode == 0
+    assert ("6 spans on 6 threads" in rest) is (how is None)
+
+
+def test_what_does_not_go_together(file: Path) -> None:
+    done = traces(file, "--follow", "--tree")
+    assert done.returncode == 2
+    assert "--follow goes with the table or --json" in done.stderr
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Read spans of the agent's back from files of OTLP JSON lines, whoever wrote them."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mlx_autobind.telemetry import SCOPE
 
@@ -76,6 +77,43 @@ class Span:
     generation: Generation | None = None
 
 
+class Growing:
+    """A file that others append to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the whole lines that came since the last time."""
+        file = self._file
+        if file is None or self._started_over(file):
+            if file is not None:
+                file.close()
+            try:
+                file = self._path.open("rb")
+            except FileNotFoundError:
+                self._file = None
+                return
+            self._file, self._rest = file, b""
+        for line in file:
+            # Half a line is the start of one that is being written.
+            self._rest += line
+            if self._rest.endswith(b"\n"):
+                whole, self._rest = self._rest, b""
+                yield whole
+
+    def _started_over(self, file: BinaryIO) -> bool:
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return False
+        then = os.fstat(file.fileno())
+        replaced = (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino)
+        return replaced or now.st_size < file.tell()
+
+
 @dataclass(slots=True)
 class Reading:
     """What reading files came to.
@@ -110,6 +148,18 @@ class Reading:
         for path in paths:
             with path.open("rb") as file:
                 yield from self.lines(file)
+
+    def follow(self, paths: Iterable[Path]) -> Iterator[Span | None]:
+        """Yield the spans of the agent's in the files `paths`, and None whenever there are no more.
+
+        What is appended later comes later; a file that is not there yet, is emptied or is
+        replaced is read from its start.
+        """
+        growing = [Growing(path) for path in paths]
+        while True:
+            for each in growing:
+                yield from self.lines(each.lines())
+            yield None
 
     def _spans(self, line: dict[str, Any]) -> Iterator[Span]:
         for resource in line["resourceSpans"]:

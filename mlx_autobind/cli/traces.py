@@ -1,4 +1,4 @@
-"""``mlx-autobind traces``: what a trace file says, as a table and a summary, or as JSON."""
+"""``mlx-autobind traces``: what a trace file says, as a table, a tree, JSON or a page."""
 
 import argparse
 import dataclasses
@@ -7,18 +7,44 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from mlx_autobind.cli.spans import Reading, Span
+from mlx_autobind.cli.spans import GENERATION, Generation, Reading, Span
 from mlx_autobind.records import Kind
 
-KINDS: tuple[str, ...] = get_args(Kind)
+KINDS: tuple[str, ...] = (*get_args(Kind), GENERATION)
 _NS = 1e-9
 _US = 1e-3
+_MS = 1e-6
+
+_NO_LIMIT = 100_000
+
+# How often a file that grows is looked at.
+_POLL_S = 0.2
+
+
+def details(span: Span) -> str:
+    """Return what there is to say of `span` besides when and where it was."""
+    if span.generation is None:
+        return span.error or ", ".join(span.handles)
+    said = ", ".join(_of_generation(span.generation))
+    return f"{said}, {span.error}" if span.error else said
+
+
+def _of_generation(generation: Generation) -> Iterator[str]:
+    prompt = "?" if generation.input_tokens is None else generation.input_tokens
+    yield f"{generation.model}: {prompt} tokens in, {generation.output_tokens} out"
+    if generation.first_token_ns is not None:
+        yield f"first after {generation.first_token_ns * _MS:.1f} ms"
+    if generation.tokens_per_second is not None:
+        yield f"then {generation.tokens_per_second:.0f}/s"
+    yield generation.finish or generation.end
+
 
 # Title, width, and what stands there; the last column is as wide as it has to be.
 COLUMNS: tuple[tuple[str, int, Callable[[Span], str]], ...] = (
@@ -26,13 +52,16 @@ COLUMNS: tuple[tuple[str, int, Callable[[Span], str]], ...] = (
     ("process", 8, lambda span: str(span.process)),
     ("thread", 22, lambda span: span.thread),
     ("mode", 6, lambda span: span.mode),
-    ("kind", 9, lambda span: span.kind),
+    ("kind", 10, lambda span: span.kind),
     ("stream", 9, lambda span: span.stream),
     ("us", 8, lambda span: f"{span.duration_ns * _US:.0f}"),
     ("trace", 8, lambda span: span.trace_id[:8] if span.parent_id else ""),
-    ("entry point", 38, lambda span: span.entry_point),
-    ("handles", 0, lambda span: span.error or ", ".join(span.handles)),
+    ("entry point", 44, lambda span: span.entry_point),
+    ("handles", 0, details),
 )
+
+# The extra that has what a format is made with.
+_INSTALL = "pip install 'mlx-autobind[cli]'"
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -42,49 +71,135 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="show what MLX_AUTOBIND_TRACE has written",
         description=(
             "Reads files of OTLP JSON lines, as MLX_AUTOBIND_TRACE and the file exporter of the "
-            "OpenTelemetry collector write them, and prints the rebinds in them as a table and a "
-            "summary. Spans of others and lines that are torn are counted and left out."
+            "OpenTelemetry collector write them, and prints the rebinds and generations in them "
+            "as a table and a summary. Spans of others and lines that are torn are counted and "
+            "left out."
         ),
     )
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    command.add_argument("--thread", metavar="PATTERN", help="only threads with such a name")
-    command.add_argument("--process", type=int, metavar="PID", help="only this process")
-    command.add_argument(
-        "--kind", choices=KINDS, action="append", help="only this kind; may be given again"
+    chosen = command.add_argument_group("which spans")
+    chosen.add_argument(
+        "--thread", metavar="PATTERN", help="only threads with such a name: 'pool*'"
     )
-    for option, when in (("--since", "after"), ("--until", "before")):
-        command.add_argument(
+    chosen.add_argument("--process", type=int, metavar="PID", help="only this process")
+    chosen.add_argument(
+        "--kind",
+        choices=KINDS,
+        action="append",
+        metavar="KIND",
+        help=f"only this kind ({', '.join(KINDS)}); may be given again",
+    )
+    for option, when in (("--since", "at or after"), ("--until", "before")):
+        chosen.add_argument(
             option,
             type=_moment,
             metavar="TIME",
             help=f"only what began {when} TIME, such as 2026-11-30T18:00",
         )
-    command.add_argument("--json", action="store_true", help="print a JSON object for each span")
+    shown = command.add_argument_group("how they are shown").add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print a JSON object for each span")
+    shown.add_argument(
+        "--tree", action="store_true", help="by process, thread, and what is part of what"
+    )
+    shown.add_argument(
+        "--html", type=Path, metavar="OUT", help="write a page with a timeline to OUT"
+    )
+    shown.add_argument(
+        "--perfetto", type=Path, metavar="OUT", help="write a trace for ui.perfetto.dev to OUT"
+    )
+    command.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on as the files grow, until interrupted (as a table, or with --json)",
+    )
+    command.set_defaults(usage_error=command.error)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the files say, and return the exit code."""
+    """Print or write what the files say, and return the exit code."""
     reading = Reading()
     try:
-        spans = sorted(
-            (span for span in reading.files(options.files) if wanted(span, options)),
-            key=lambda span: span.started_ns,
-        )
-    except OSError as error:
-        print(f"mlx-autobind traces: {error}", file=sys.stderr)
-        return 1
-    try:
-        if options.json:
-            for span in spans:
-                print(json.dumps(dataclasses.asdict(span)))
+        if options.follow:
+            if options.tree or options.html or options.perfetto:
+                options.usage_error("--follow goes with the table or --json")
+            _follow(reading, options)
         else:
-            for line in (*table(spans), "", *summary(spans, reading)):
-                print(line)
+            _show(_sorted(_wanted(reading.files(options.files), options)), reading, options)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader, such as head, has seen enough; what is left in the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ModuleNotFoundError as error:
+        print(f"mlx-autobind traces: {error}: {_INSTALL}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"mlx-autobind traces: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _wanted(spans: Iterable[Span], options: argparse.Namespace) -> Iterator[Span]:
+    return (span for span in spans if wanted(span, options))
+
+
+def _sorted(spans: Iterable[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: span.started_ns)
+
+
+def _show(spans: list[Span], reading: Reading, options: argparse.Namespace) -> None:
+    if options.json:
+        _print(map(_json, spans))
+        return
+    if options.html:
+        from mlx_autobind.cli import page
+
+        page.write(spans, reading, options.html)
+    elif options.perfetto:
+        from mlx_autobind.cli import perfetto
+
+        perfetto.write(spans, options.perfetto)
+    elif options.tree:
+        tree(spans)
+        print()
+    else:
+        _print((*heading(), *map(row, spans), ""))
+    _print(summary(spans, reading))
+
+
+def _follow(reading: Reading, options: argparse.Namespace) -> None:
+    line = _json if options.json else row
+    seen: list[Span] = []
+    fresh: list[Span] = []
+    if not options.json:
+        _print(heading())
+    try:
+        for span in reading.follow(options.files):
+            if span is None:
+                # Those that were there are sorted, and so are those that came at once.
+                fresh = _sorted(fresh)
+                seen += fresh
+                _print(map(line, fresh))
+                sys.stdout.flush()
+                fresh = []
+                time.sleep(_POLL_S)
+            elif wanted(span, options):
+                fresh.append(span)
+    except KeyboardInterrupt:
+        if not options.json:
+            _print(("", *summary(seen, reading)))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Span))
+
+
+def _json(span: Span) -> str:
+    # Not dataclasses.asdict, which copies every value: half of the time that it all takes.
+    return json.dumps({name: getattr(span, name) for name in _FIELDS}, default=dataclasses.asdict)
 
 
 def wanted(span: Span, options: argparse.Namespace) -> bool:
@@ -98,40 +213,106 @@ def wanted(span: Span, options: argparse.Namespace) -> bool:
     )
 
 
-def table(spans: Iterable[Span]) -> Iterable[str]:
-    """Yield the lines of the table."""
+def heading() -> Iterator[str]:
+    """Yield the first lines of the table."""
     yield _line(title for title, _width, _text in COLUMNS)
     yield _line("-" * (width or len(title)) for title, width, _text in COLUMNS)
-    for span in spans:
-        yield _line(text(span) for _title, _width, text in COLUMNS)
+
+
+def row(span: Span) -> str:
+    """Return the line of the table for `span`."""
+    return _line(text(span) for _title, _width, text in COLUMNS)
 
 
 def _line(cells: Iterable[str]) -> str:
     fitted = (
-        _plain(cell).ljust(width)[: width or None]
+        plain(cell).ljust(width)[: width or None]
         for cell, (_title, width, _text) in zip(cells, COLUMNS, strict=True)
     )
     return "  ".join(fitted).rstrip()
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return `text` without what a terminal would take for a command."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def summary(spans: list[Span], reading: Reading) -> Iterable[str]:
+def tree(spans: Sequence[Span]) -> None:
+    """Print `spans` by process, thread, and what is part of what.
+
+    Raises:
+        ModuleNotFoundError: rich is not installed.
+    """
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    known = {(span.trace_id, span.span_id): span for span in spans}
+    root = Tree("", hide_root=True)
+    branches: dict[object, Tree] = {}
+    # Those whose place depends on that of the span around them. In a file that is not ours
+    # that can go round in a circle.
+    waiting: set[object] = set()
+
+    def branch(key: object, parent: Tree, label: str, style: str = "bold") -> Tree:
+        if key not in branches:
+            branches[key] = parent.add(Text(plain(label), style))
+        return branches[key]
+
+    def place(span: Span) -> Tree:
+        key = (span.trace_id, span.span_id)
+        if key in branches:
+            return branches[key]
+        waiting.add(key)
+        around = known.get((span.trace_id, span.parent_id))
+        thread = f"thread {span.thread} ({span.thread_id})"
+        if around is not None and (span.trace_id, span.parent_id) not in waiting:
+            parent = place(around)
+            elsewhere = (around.process, around.thread_id) != (span.process, span.thread_id)
+        else:
+            process = branch(span.process, root, f"process {span.process}")
+            parent = branch((span.process, span.thread, span.thread_id), process, thread)
+            elsewhere = False
+        waiting.discard(key)
+        said = f"{_time(span.started_ns)[11:]} {span.kind} {_length(span.duration_ns)}"
+        where = f" on {thread}" if elsewhere else ""
+        text = f"{said} {span.entry_point} {span.stream} {details(span)}{where}"
+        return branch(key, parent, " ".join(text.split()), "red" if span.error else "")
+
+    for span in spans:
+        place(span)
+    # Where it is no terminal, lines are as long as they are.
+    Console(highlight=False, width=None if sys.stdout.isatty() else _NO_LIMIT).print(root)
+
+
+def _length(duration_ns: int) -> str:
+    us = duration_ns * _US
+    return f"{us:.0f} us" if us < 1000 else f"{duration_ns * _MS:.1f} ms"  # noqa: PLR2004
+
+
+def summary(spans: list[Span], reading: Reading) -> Iterator[str]:
     """Yield the lines of the summary."""
     kinds = Counter(span.kind for span in spans)
     threads = {(span.process, span.thread_id, span.thread) for span in spans}
     processes = {span.process for span in spans}
     counted = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
     yield f"{len(spans)} spans on {len(threads)} threads of {len(processes)} processes: {counted}"
-    durations = [span.duration_ns * _US for span in spans if span.kind == "bind"]
-    if durations:
-        cuts = statistics.quantiles(durations, n=100) if len(durations) > 1 else durations * 99
-        yield f"a bind took {cuts[49]:.0f} us (median), {cuts[98]:.0f} us (99th percentile)"
+    binds = [span.duration_ns * _US for span in spans if span.kind == "bind"]
+    if binds:
+        yield f"a bind took {_percentiles(binds, 'us')}"
+    found = [span.generation for span in spans if span.generation is not None]
+    first = [each.first_token_ns * _MS for each in found if each.first_token_ns is not None]
+    if first:
+        yield f"the first token of a generation took {_percentiles(first, 'ms')}"
     if reading.foreign or reading.torn:
         yield f"left out: {reading.foreign} spans of others, {reading.torn} lines that are torn"
+
+
+def _percentiles(values: Sequence[float], unit: str) -> str:
+    cuts = statistics.quantiles(values, n=100) if len(values) > 1 else list(values) * 99
+    return f"{cuts[49]:.0f} {unit} (median), {cuts[98]:.0f} {unit} (99th percentile)"
 
 
 def _time(started_ns: int) -> str:
