@@ -4,15 +4,20 @@
 
 Python runs the first ``sitecustomize`` on its path and no other, so this one runs the
 next one as well. If the agent is missing or fails, it prints one line and the program
-runs on. Child processes inherit PYTHONPATH, and with it the agent.
+runs on. Child processes inherit PYTHONPATH, and with it the agent. ``mlx-autobind run``
+does the same with the copy of this file that is in the package.
 """
 
 import sys
 
-try:
-    import mlx_autobind  # noqa: F401
-except Exception as error:  # noqa: BLE001 - whatever it is, the program has to run
-    sys.stderr.write(f"mlx_autobind is not active: {type(error).__name__}: {error}\n")
+
+def missing(error: BaseException) -> None:
+    """Say that the agent is not there, where there is something that it would be for."""
+    # Other Pythons may be started on the way, such as a system's own.
+    from importlib.util import find_spec
+
+    if not isinstance(error, ModuleNotFoundError) or find_spec("mlx") is not None:
+        sys.stderr.write(f"mlx_autobind is not active: {type(error).__name__}: {error}\n")
 
 
 def run_next() -> None:
@@ -33,4 +38,8 @@ def run_next() -> None:
     spec.loader.exec_module(module)
 
 
+try:
+    import mlx_autobind  # noqa: F401
+except Exception as error:  # noqa: BLE001 - whatever it is, the program has to run
+    missing(error)
 run_next()

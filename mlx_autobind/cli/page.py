@@ -136,7 +136,9 @@ def render(spans: Sequence[Span], reading: Reading) -> str:
         data=Markup(_embedded(encode(ordered))),  # noqa: S704 - it has no character of HTML's
         count=len(ordered),
         began=_moment(ordered[0].started_ns) if ordered else "",
-        marks=[(mark, counts[mark.kind]) for mark in MARKS if mark.kind != "other" or counts["other"]],
+        marks=[
+            (mark, counts[mark.kind]) for mark in MARKS if mark.kind != "other" or counts["other"]
+        ],
         facts=list(facts(ordered)),
         reading=reading,
     )
