@@ -87,6 +87,16 @@ _meter.create_observable_up_down_counter(
 )
 
 
+def _of_the_process() -> dict[str, AttributeValue]:
+    # Set by mlx.launch, for each of the processes that work together.
+    rank = os.environ.get("MLX_RANK", "")
+    return {"mlx_autobind.rank": int(rank)} if rank.isdecimal() else {}
+
+
+# What every span says of its process.
+_PROCESS = _of_the_process()
+
+
 def attributes(record: Record) -> dict[str, AttributeValue]:
     """Return the span attributes of `record`; never a prompt, a token or a file's text."""
     found: dict[str, AttributeValue] = {
@@ -100,6 +110,7 @@ def attributes(record: Record) -> dict[str, AttributeValue]:
         "mlx_autobind.handles": [f"{change.where}: {change.action}" for change in record.handles],
         "mlx_autobind.late": record.late,
     }
+    found.update(_PROCESS)
     if record.error is not None:
         found["error.type"] = "RuntimeError"
     for library, _ in targets.VERSIONED:
@@ -220,6 +231,7 @@ class OpenSpan:
         started_ns: int,
         parent: Context,
     ) -> None:
+        attributes = {**attributes, **_PROCESS}
         span = _tracer.start_span(
             name, context=parent, attributes=attributes, start_time=started_ns
         )

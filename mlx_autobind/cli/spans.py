@@ -58,6 +58,7 @@ class Span:
         parent_id: the same of the span around it; empty if there is none.
         error: what was wrong, of an explained failure or a generation; else empty.
         generation: what is known of a generation; None of another kind.
+        rank: of the process among those of ``mlx.launch``; None if it is none of them.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Span:
     parent_id: str
     error: str
     generation: Generation | None = None
+    rank: int | None = None
 
 
 class Growing:
@@ -194,6 +196,7 @@ class Reading:
             parent_id=str(span.get("parentSpanId", "")),
             error=name(span.get("status", {}).get("message") or found.get("error.type", "")),
             generation=self._generation(found) if kind == GENERATION else None,
+            rank=None if "mlx_autobind.rank" not in found else int(found["mlx_autobind.rank"]),
         )
 
     def _generation(self, found: dict[str, Any]) -> Generation:

@@ -28,6 +28,10 @@ _NO_LIMIT = 100_000
 _POLL_S = 0.2
 
 
+def _process(span: Span) -> str:
+    return str(span.process) if span.rank is None else f"{span.process} #{span.rank}"
+
+
 def details(span: Span) -> str:
     """Return what there is to say of `span` besides when and where it was."""
     if span.generation is None:
@@ -49,7 +53,7 @@ def _of_generation(generation: Generation) -> Iterator[str]:
 # Title, width, and what stands there; the last column is as wide as it has to be.
 COLUMNS: tuple[tuple[str, int, Callable[[Span], str]], ...] = (
     ("time", 26, lambda span: _time(span.started_ns)),
-    ("process", 8, lambda span: str(span.process)),
+    ("process", 10, _process),
     ("thread", 22, lambda span: span.thread),
     ("mode", 6, lambda span: span.mode),
     ("kind", 10, lambda span: span.kind),
@@ -272,7 +276,7 @@ def tree(spans: Sequence[Span]) -> None:
             parent = place(around)
             elsewhere = (around.process, around.thread_id) != (span.process, span.thread_id)
         else:
-            process = branch(span.process, root, f"process {span.process}")
+            process = branch(span.process, root, f"process {_process(span)}")
             parent = branch((span.process, span.thread, span.thread_id), process, thread)
             elsewhere = False
         waiting.discard(key)
