@@ -313,7 +313,8 @@
       }
     }
     if (near.length) {
-      const distance = (at) => Math.abs(xOf(start[at]) - x) - (failed(at) ? 4 : 0);
+      // Of two that are about as near it is the one that lies on top.
+      const distance = (at) => Math.abs(xOf(start[at]) - x) - markOf[at];
       return { at: near.reduce((a, b) => (distance(b) < distance(a) ? b : a)), more: near.length - 1 };
     }
     const line = Math.floor((inside - row.y - row.lines) / LINE_HEIGHT);
@@ -338,7 +339,7 @@
 
   function readColours() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["ground", "surface", "stripe", "line", "text", "muted", "accent", "selected",
+    const names = ["ground", "surface", "line", "text", "muted", "accent", "selected",
       "pale", "on-bar", ...marks.map(({ kind }) => kind)];
     colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     colours.font = getComputedStyle(document.body).fontFamily;
@@ -427,7 +428,7 @@
     const until = timeOf(size.width + REACH);
     const y = row.y + row.marks;
     const drawnTo = new Float64Array(marks.length).fill(-1);
-    const failures = [];
+    const found = marks.map(() => []);
     // What began before the view may reach into it.
     const from = firstFrom(row.points, timeOf(size.gutter - REACH) - row.longest);
     for (let k = from; k < row.points.length; k++) {
@@ -439,10 +440,12 @@
       // Of those of a kind at one pixel one is drawn: 10,000 there look the same.
       if (x - drawnTo[mark] < 1 && width < REACH) continue;
       drawnTo[mark] = x;
-      if (mark === FAILURE) failures.push(x);
-      else drawPoint(pen, mark, x, y, width);
+      found[mark].push([x, width]);
     }
-    for (const x of failures) drawPoint(pen, FAILURE, x, y, 0);
+    // Binds lie under drifts, and those under failures: what is rare is not hidden by what is not.
+    found.forEach((places, mark) => {
+      for (const [x, width] of places) drawPoint(pen, mark, x, y, width);
+    });
   }
 
   function drawPoint(pen, mark, x, y, width) {
@@ -465,7 +468,8 @@
     const drawnTo = new Float64Array(MOST_LINES).fill(-1e9);
     for (const at of row.bars) {
       if (start[at] > until) break;
-      const { x, y, width, height } = placeOf(at, row);
+      const { x, y, width: full, height } = placeOf(at, row);
+      const width = full > 6 ? full - 1 : full;  // a gap before the next one
       const right = x + width;
       if (right < size.gutter || right - drawnTo[lineOf[at]] < 0.5) continue;
       drawnTo[lineOf[at]] = right;
@@ -584,12 +588,16 @@
     }
     heights.forEach((number, bin) => {
       if (!number) return;
-      const tall = Math.max((Math.log1p(number) / most) * (height - 8), 3);
-      pen.fillStyle = failures.has(bin) ? colours.explained : colours.muted;
-      pen.fillRect(size.gutter + EDGE + bin * 3, height - 1 - tall, 2, tall);
-      // A notch above tells failures without the colour.
-      if (failures.has(bin)) pen.fillRect(size.gutter + EDGE + bin * 3, 1, 2, 4);
+      const x = size.gutter + EDGE + bin * 3;
+      const tall = Math.max((Math.log1p(number) / most) * (height - 9), 3);
+      pen.globalAlpha = x + 2 < left || x > right ? 0.45 : 1;
+      pen.fillStyle = colours.muted;
+      pen.fillRect(x, height - 1 - tall, 2, tall);
+      // Where failures are, a notch above says so.
+      pen.fillStyle = colours.explained;
+      if (failures.has(bin)) pen.fillRect(x, 2, 2, 4);
     });
+    pen.globalAlpha = 1;
     pen.fillStyle = colours.accent;
     if (view.from > 0 || view.to < total) {
       pen.fillRect(left - 1, 0, 2, height);
@@ -688,8 +696,8 @@
         ["at", after(start[at])],
         ["took", length(duration[at])],
         ["stream", text("stream", at)],
-        ["called", text("entry", at)],
-        [failed(at) ? "error" : generations.has(at) ? "came to" : "handles", gist(at)],
+        ["entry point", text("entry", at)],
+        [failed(at) ? "error" : generations.has(at) ? "outcome" : "handles", gist(at)],
       ], 240));
       if (more) tip.append(element("p", `and ${whole.format(more)} more here: zoom in to tell them apart`));
       draw();
@@ -733,7 +741,7 @@
       details.replaceChildren(title, terms([
         ["error", text("error", at), "error"],
         ["began", wallClock(start[at])],
-        ["after first", after(start[at])],
+        ["at", after(start[at])],
         ["took", length(duration[at])],
         ["first token", generation.first == null ? "" : `after ${length(generation.first)}`],
         ["speed", generation.speed == null ? "" : `${threeDigits(generation.speed)} tokens/s`],

@@ -155,7 +155,9 @@ def facts(spans: Sequence[Span]) -> Iterator[Fact]:
             yield Fact(mark.title, f"{counts[mark.kind]:,}")
     binds = [span.duration_ns for span in spans if span.kind == "bind"]
     if binds:
-        cuts = statistics.quantiles(binds, n=100) if len(binds) > 1 else binds * 99
+        cuts = (
+            statistics.quantiles(binds, n=100, method="inclusive") if len(binds) > 1 else binds * 99
+        )
         yield Fact("bind, median", duration(cuts[49]))
         yield Fact("bind, 99th percentile", duration(cuts[98]))
     first = [
