@@ -665,7 +665,7 @@ BUSY = """
 """
 
 
-def generated(process: int, each: dict[str, Any]) -> Span:
+def generated(process: int, stream: str, each: dict[str, Any]) -> Span:
     """Return the span of a generation that the program has timed."""
     first = None if each["first"] is None else each["first"] - each["began"]
     after = each["ended"] - (each["first"] or 0)
@@ -674,6 +674,7 @@ def generated(process: int, each: dict[str, Any]) -> Span:
         started_ns=each["began"],
         duration_ns=each["ended"] - each["began"],
         error=each["error"],
+        stream=stream,
         handles=(),
         generation=Generation(
             operation="text_completion",
@@ -702,7 +703,8 @@ def test_a_real_trace(stack: Stack, run: Run, checkpoint: Path, tmp_path: Path, 
     process, generations = outcome.clean()
     spans = list(Reading().files([file]))
     if not any(each.kind == "generation" for each in spans):
-        spans += [generated(process, each) for each in generations]
+        streams = {each.thread_id: each.stream for each in spans if each.kind == "bind"}
+        spans += [generated(process, streams[each["thread_id"]], each) for each in generations]
     kinds = {each.kind for each in spans}
     assert kinds == {"bind", "hop", "drift", "explained", "generation"}
 
