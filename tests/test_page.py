@@ -358,6 +358,16 @@ def test_arrows_go_along_a_lane(show: Open) -> None:
     assert said(tab).endswith("1 of 1 on this thread")
 
 
+def test_enter_turns_the_table(show: Open) -> None:
+    tab = show(many(120, 1))
+    tab.page.focus("#lanes")
+    tab.page.keyboard.press("End")
+    assert place(tab) == "1-50 of 120"
+    tab.page.keyboard.press("Enter")
+    assert place(tab) == "101-120 of 120"
+    assert tab.page.locator("#rows tr[aria-current]").count() == 1
+
+
 def test_sorting_the_table(show: Open) -> None:
     tab = show(EACH)
     took = tab.page.locator("#columns th").nth(6)
@@ -420,6 +430,16 @@ def test_generations_that_overlap_are_on_lines_of_their_own(show: Open) -> None:
     tab = show([span("generation", 0, 100), span("generation", 100, 100)])
     alone = sorted({y for _x, y in tab.painted("generation")})
     assert alone[-1] - alone[0] < 20
+
+
+def test_the_moment_of_the_first_token(show: Open) -> None:
+    """A quarter of the way, as `span` has it."""
+    tab = show([span("generation", 0, 100)])
+    pale = [x for x, _y in tab.painted("pale")]
+    solid = [x for x, _y in tab.painted("generation")]
+    assert min(solid) - 2 <= min(pale)
+    waited = max(pale) - min(pale)
+    assert waited / (max(solid) - min(solid)) == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_kind_of_a_version_to_come(show: Open) -> None:
