@@ -3,8 +3,8 @@
 // of the table in the document. What spans say is only ever put into text nodes and attributes that
 // are shown as text. Times are nanoseconds after the first span.
 //
-// A canvas, because 10,000 marks as SVG took 70 ms for each step of a zoom (Chromium 150, two
-// cores), and here a frame takes 3 ms, of 100,000 spans as well: it draws what is in view.
+// A canvas, because 10,000 marks as SVG took 70 to 110 ms for each step of a zoom (Chromium 150, two
+// cores), and here a frame takes 2 to 5 ms, of 100,000 spans as well: it draws what is in view.
 (() => {
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
