@@ -315,7 +315,8 @@ def summary(spans: list[Span], reading: Reading) -> Iterator[str]:
 
 
 def _percentiles(values: Sequence[float], unit: str) -> str:
-    cuts = statistics.quantiles(values, n=100) if len(values) > 1 else list(values) * 99
+    one = len(values) == 1
+    cuts = list(values) * 99 if one else statistics.quantiles(values, n=100, method="inclusive")
     return f"{cuts[49]:.0f} {unit} (median), {cuts[98]:.0f} {unit} (99th percentile)"
 
 
