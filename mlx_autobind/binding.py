@@ -308,6 +308,7 @@ def enter(site: Site) -> None:
 _forked = False
 
 
+@shielded
 def warn_if_forked(site: Site) -> None:
     """Warn, once, at the first entry in a forked child."""
     global _forked

@@ -8,7 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import wrapt
@@ -255,9 +255,10 @@ class GeneratorEntry(_Proxy):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and return its generator with each step bound."""
-        if self._self_own is not None and self._self_site.active:
+        site = self._self_site
+        mode = self._self_mode if site.active else None
+        if self._self_own is not None and site.active:
             args, kwargs = with_own(self._self_own, args, kwargs) or (args, kwargs)
-        mode = self._self_mode if self._self_site.active else None
         if mode is not None and mode.given is not None:
             args, kwargs = mode.given(args, kwargs)
         inner = self.__wrapped__(*args, **kwargs)
@@ -265,19 +266,28 @@ class GeneratorEntry(_Proxy):
             # Another agent's wrapper made something else of it. What that steps in the
             # end is an entry point as well.
             return inner
+        return self._outer(inner, mode, args, kwargs) or inner
+
+    @shielded
+    def _outer(
+        self,
+        inner: "types.GeneratorType[Any, Any, Any]",
+        mode: Mode | None,
+        args: Arguments,
+        kwargs: Options,
+    ) -> Any:
+        """Return the generator that the program gets of the library's `inner`."""
+        site = self._self_site
         # Arrays weakly: the library lets go of a long prompt as it works through it.
         given = (*args, *kwargs.values())
         held = tuple(weakref.ref(each) if isinstance(each, mx.array) else each for each in given)
         generation = STATES.begin(given)
         stepped = inner if generation is None else Stepped(inner, generation)
-        outer: Any = cast(
-            "types.GeneratorType[Any, Any, Any]",
-            step(stepped, self._self_site, held, kwargs.get("prompt_cache")),
-        )
+        outer: Any = step(stepped, site, held, kwargs.get("prompt_cache"))
         if mode is not None and mode.hand_out is not None:
-            outer = mode.hand_out(outer, self._self_site, given)
-        if self._self_recorded and self._self_site.active:
-            outer = record(outer, self._self_site, given, kwargs.get("max_tokens"))
+            outer = mode.hand_out(outer, site, given)
+        if self._self_recorded and site.active:
+            outer = record(outer, site, given, kwargs.get("max_tokens")) or outer
         outer.__name__ = inner.__name__
         outer.__qualname__ = inner.__qualname__
         return outer
@@ -300,6 +310,7 @@ class GeneratorEntry(_Proxy):
 _NOT_STEPPED: Any = object()
 
 
+@shielded
 def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
     """Bind the thread that is about to step a generator; return what tells it apart."""
     enter(site)

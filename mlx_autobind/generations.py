@@ -6,7 +6,6 @@ however many entry points of a library take part in it; a prompt of a batch is a
 """
 
 import atexit
-import contextvars
 import functools
 import os
 import threading
@@ -14,12 +13,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextvars import ContextVar, Token
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from opentelemetry import context
+from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 from mlx_autobind import settings, targets, telemetry
@@ -130,8 +131,10 @@ class Recording:
         self._inside = context.set_value(_KEY, self, self._span.context)
         _open.add(self)
 
-    def enter(self) -> Any:
+    @shielded
+    def enter(self) -> "Token[Context]":
         """Make the span current, for the length of a step; return what `leave` wants."""
+        self.begin()
         return context.attach(self._inside)
 
     @shielded
@@ -185,6 +188,7 @@ class Recording:
             found["error.type"] = type(error).__qualname__
         self._span.end(found, self._stopwatch.started_ns + length_ns, failed=error is not None)
 
+    @shielded
     def end_by(self, error: BaseException) -> None:
         """End the span as `error` says that the generation ended."""
         if isinstance(error, StopIteration):
@@ -194,6 +198,7 @@ class Recording:
         else:
             self.end("error", error)
 
+    @shielded
     def collect(self) -> None:
         """Have the span ended, as of now, by the next generation or at exit.
 
@@ -202,6 +207,13 @@ class Recording:
         if self._stopwatch is not None:
             self._stopwatch.stop()
             _collected.append(self)
+
+
+@shielded
+def leave(token: "Token[Context] | None") -> None:
+    """Make current what was so before `Recording.enter`."""
+    if token is not None:
+        context.detach(token)
 
 
 _open: set[Recording] = set()
@@ -218,6 +230,7 @@ def settle() -> None:
 
 
 @atexit.register
+@shielded
 def end_all() -> None:
     """End the spans that are left. At exit, before an SDK that was there earlier shuts down."""
     settle()
@@ -246,7 +259,6 @@ class RecordedSteps(Steps):
     def take(self, step: Function, *arguments: Any) -> Any:
         """Take the step with the span current, and not beyond it."""
         recording = self._recording
-        recording.begin()
         token = recording.enter()
         try:
             item = step(*arguments)
@@ -255,7 +267,7 @@ class RecordedSteps(Steps):
                 recording.end_by(error)
             raise
         finally:
-            context.detach(token)
+            leave(token)
         recording.note(item)
         return item
 
@@ -277,6 +289,7 @@ class RecordedSteps(Steps):
                 self._recording.end("closed")
 
 
+@shielded
 def record(
     generator: Generator[Any, Any, Any], site: Site, given: tuple[Any, ...], limit: Any
 ) -> Generator[Any, Any, Any]:
@@ -317,11 +330,9 @@ def whole_call(function: Function, site: Site) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if not site.active or _around() is not None:
+        recording = _begin_whole(site, args, kwargs) if site.active else None
+        if recording is None:
             return function(*args, **kwargs)
-        recording = _recording(site, (*args, *kwargs.values()), kwargs.get("max_tokens"))
-        recording.waits = True
-        recording.begin()
         token = recording.enter()
         try:
             result = function(*args, **kwargs)
@@ -329,11 +340,20 @@ def whole_call(function: Function, site: Site) -> Function:
             recording.end_by(error)
             raise
         finally:
-            context.detach(token)
+            leave(token)
         recording.end("exhausted")
         return result
 
     return wrapper
+
+
+@shielded
+def _begin_whole(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
+    if _around() is not None:
+        return None
+    recording = _recording(site, (*args, *kwargs.values()), kwargs.get("max_tokens"))
+    recording.waits = True
+    return recording
 
 
 class Batches:
@@ -362,7 +382,7 @@ def _collect(recordings: dict[Any, Recording]) -> None:
 BATCHES = Batches()
 
 # True while prompts are added: one method of a library may call another.
-_adding = contextvars.ContextVar("mlx_autobind-adding", default=False)
+_adding = ContextVar("mlx_autobind-adding", default=False)
 
 
 def batch_begins(function: Function, site: Site) -> Function:
