@@ -20,14 +20,6 @@ logger = logging.getLogger("mlx_autobind")
 _NO_STREAM = re.compile(r"There is no Stream\((\w+), (\d+)\) in current thread")
 _PREFIX = "mlx-autobind: "
 
-# Which other mode would have cured it, by the mode in force.
-_CURED_BY = {
-    "thread": "MLX_AUTOBIND_MODE=shared cures it, and so does MLX_AUTOBIND_MODE=owner if an entry "
-    "point of the library made it",
-    "owner": "MLX_AUTOBIND_MODE=shared cures it",
-    "shared": "no other mode cures it",
-}
-
 
 @shielded
 def explain(
@@ -57,7 +49,7 @@ def explain(
         f"{_PREFIX}thread {threading.current_thread().name!r} has {own}; asked for "
         f"was stream {index} ({device}), {_owner(index)}. What escaped from there: {escaped}. "
         f"Evaluate it with mx.eval() on the thread that made it, before another thread uses it, "
-        f"or do both on one thread; {_CURED_BY[settings.current().mode]}. "
+        f"or do both on one thread; {settings.CURED_BY[settings.current().mode]}. "
         f"(mlx {libraries.mlx}, mlx-lm {libraries.mlx_lm}, mlx-vlm {libraries.mlx_vlm})"
     )
     if hasattr(error, "add_note"):

@@ -11,6 +11,14 @@ OFF = ("off", "0", "false", "no")
 DEFAULT_RECORDS = 1000
 MAX_RECORDS = 1_000_000
 
+# Which other mode would have cured a "There is no Stream" error, by the mode in force.
+CURED_BY = {
+    "thread": "MLX_AUTOBIND_MODE=shared cures it, and so does MLX_AUTOBIND_MODE=owner if an entry "
+    "point of the library made it",
+    "owner": "MLX_AUTOBIND_MODE=shared cures it",
+    "shared": "no other mode cures it",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -313,6 +313,15 @@ TARGETS = (
 # The packages that have a row.
 PACKAGES = tuple(dict.fromkeys(target.module.partition(".")[0] for target in TARGETS))
 
+# The first and the last releases, by package, that the rows were tested with.
+TESTED = {
+    "mlx_lm": ("0.24", "0.32"),
+    "mlx_vlm": ("0.1.20", "0.7"),
+    "mlx_audio": ("0.6.2", "0.6.2"),
+    "mlx_whisper": ("0.4.3", "0.4.3"),
+    "mlx_embeddings": ("0.1.0", "0.1.0"),
+}
+
 # Rows for every module of a package. Each model of mlx-vlm is a package of its own.
 FAMILIES = (
     Target(

@@ -9,7 +9,7 @@ import mlx_autobind
 # Each is a module here with `add_to`, which adds the command and its options, and `run`, which
 # takes the options and returns the exit code. Neither imports mlx, nor anything of an extra,
 # before `run` needs it.
-COMMANDS = ("demo", "run", "traces")
+COMMANDS = ("demo", "doctor", "run", "traces")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from mlx_autobind.cli import launch
 from mlx_autobind.cli.launch import Outcome
+from mlx_autobind.cli.text import Progress, last_line
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 RIGHT = "right"
@@ -115,9 +116,9 @@ def judge(outcome: Outcome, reference: Reference) -> str:
     if not steps or wrong:
         return f"wrong tokens in {len(wrong)} of {len(steps)} steps"
     if outcome.code != 0:
-        return f"right tokens, then exit code {outcome.code}: {_last_line(outcome.stderr)}"
+        return f"right tokens, then exit code {outcome.code}: {last_line(outcome.stderr)}"
     if outcome.stderr:
-        return f"right tokens, but on stderr: {_last_line(outcome.stderr)}"
+        return f"right tokens, but on stderr: {last_line(outcome.stderr)}"
     return RIGHT
 
 
@@ -151,7 +152,7 @@ def _serve(
     wrong = {kind: text for kind, text in answers.items() if text.split() != right["text"].split()}
     if wrong:
         verdict = ", ".join(f"{kind}: {text or 'empty'}" for kind, text in wrong.items())
-        return f"{verdict}: {_last_line(outcome.stderr)}", outcome
+        return f"{verdict}: {last_line(outcome.stderr)}", outcome
     return RIGHT, outcome
 
 
@@ -192,12 +193,7 @@ def _ask_streaming(port: int, prompt: str, tokens: int) -> str:
     return text
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing on stderr"
-
-
-def _give_up(progress: "Progress", what: str, outcome: Outcome) -> int:
+def _give_up(progress: Progress, what: str, outcome: Outcome) -> int:
     progress.end()
     print(f"{what} (exit code {outcome.code}):\n{outcome.stderr}", file=sys.stderr)
     return 2
@@ -254,26 +250,3 @@ def _print_table(rows: list[list[str]]) -> None:
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
-
-
-class Progress:
-    """One line on stderr that says what is under way; lines where stderr is no terminal."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._at = 0
-        self._terminal = sys.stderr.isatty()
-
-    def step(self, what: str) -> None:
-        """Say what begins now."""
-        self._at += 1
-        text = f"[{self._at}/{self._steps}] {what}"
-        if self._terminal:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Leave the line to what comes next."""
-        if self._terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

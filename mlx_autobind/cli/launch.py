@@ -13,6 +13,15 @@ from typing import Any
 # Where a child leaves its records.
 RECORDS = "MLX_AUTOBIND_CHILD_RECORDS"
 
+# Options of the interpreter that change what runs as it starts, by their name in sys.flags,
+# and what they do. Not -P: it changes nothing of that.
+OPTIONS = (
+    ("isolated", "-I", "PYTHONPATH and the user's own site-packages are ignored"),
+    ("ignore_environment", "-E", "PYTHONPATH is ignored"),
+    ("no_site", "-S", "no sitecustomize runs, no .pth file, and there are no site-packages"),
+    ("no_user_site", "-s", "the user's own site-packages are ignored"),
+)
+
 # `import mlx_autobind` at start-up, then the program as `python PROGRAM` or
 # `python -m MODULE` would run it.
 WITH_AGENT = f"""
@@ -57,8 +66,18 @@ class Outcome:
             return None
 
 
+def options() -> tuple[str, ...]:
+    """Return those of `OPTIONS` that this interpreter was started with."""
+    if sys.flags.isolated:  # which sets -E and -s as well
+        return ("-I", "-S") if sys.flags.no_site else ("-I",)
+    return tuple(option for name, option, _effect in OPTIONS if getattr(sys.flags, name))
+
+
 class Child:
-    """A started program. Use as a context manager: it is killed if it still runs."""
+    """A started program, by the interpreter and the `options` of this process.
+
+    Use as a context manager: it is killed if it still runs.
+    """
 
     def __init__(
         self, command: Sequence[str], *, agent: bool, environ: Mapping[str, str] | None = None
@@ -71,7 +90,7 @@ class Child:
             "TOKENIZERS_PARALLELISM": "false",
             **(environ or {}),
         }
-        start = [sys.executable]
+        start = [sys.executable, *options()]
         if agent:
             env[RECORDS] = str(self._records)
             start += ["-c", WITH_AGENT]
@@ -81,6 +100,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             env=env,
         )
 
