@@ -15,6 +15,12 @@ from mlx_autobind.cli.traces import plain
 WIDTH = 96
 LABEL = 18
 
+DESCRIPTION = """\
+Shows the versions, the settings, how Python starts and whether children are under the agent,
+what mlx does, every handle and entry point that the agent finds, and OpenTelemetry. Then runs
+a small threaded program without and with the agent. Takes some ten seconds, and no network.
+"""
+
 EPILOG = """\
 Run it with the Python, the options and the environment that the program has that fails:
 
@@ -33,12 +39,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "doctor",
         help="say what the agent would do here, whether it is active, and what to do next",
-        description=(
-            "Shows the versions, the settings, how Python starts and whether children are under "
-            "the agent, what mlx does, every handle and entry point that the agent finds, and "
-            "OpenTelemetry; then runs a small threaded program without and with the agent. "
-            "Takes some ten seconds."
-        ),
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
