@@ -110,7 +110,8 @@ class Prober:
         # `launch` takes this one out of the environment: here it is part of the question.
         kept = {key: os.environ[key] for key in OFF if key in os.environ}
         outcome = self._run(["-c", ASK_START], False, kept)
-        found = outcome.result() or {}
+        answer = outcome.result()
+        found = answer if isinstance(answer, dict) else {}
         files = found.get("files", [])
         ran = found.get("ran")
         # Whoever runs the next one leaves it in sys.modules in its own stead.
