@@ -17,6 +17,7 @@ import pytest
 import mlx_autobind
 from mlx_autobind import targets
 from mlx_autobind.cli import doctor, findings, probe, report
+from mlx_autobind.cli.run import BOOTSTRAP
 from tests import harness
 from tests.stacks import Stack, installed, version
 from tests.test_traces import line, span
@@ -214,7 +215,7 @@ def test_something_to_do(stack: Stack, tmp_path: Path) -> None:
         assert verdict.startswith("do: ")
         assert "the agent cures it here" in verdict or not stack.fails
         assert "nothing starts it in your programs: put `import mlx_autobind` first" in verdict
-        assert f"PYTHONPATH={harness.SITECUSTOMIZE}" in verdict
+        assert f"PYTHONPATH={BOOTSTRAP}" in verdict
     for title in ("Python", "Versions", "Settings", "Start", "mlx", "mlx_lm", "Probe"):
         assert f"\n{title}\n" in f"\n{done.stdout}"
     assert "\x1b" not in done.stdout
@@ -275,6 +276,13 @@ def test_the_example_is_active(tmp_path: Path) -> None:
     assert found.exit_code == 0
     assert found.verdict.startswith("fine: every Python that is started like this one has")
     assert found.facts.start.agent_file == mlx_autobind.__file__
+
+
+def test_the_folder_that_it_recommends_is_active(tmp_path: Path) -> None:
+    found = started(tmp_path, BOOTSTRAP)
+    assert found.level == "fine"
+    (customize,) = found.facts.start.customizes
+    assert (customize.runs, customize.agent) == (True, True)
 
 
 def test_one_that_the_example_runs_next(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ a small threaded program without and with the agent. Takes some ten seconds, and
 EPILOG = """\
 Run it with the Python, the options and the environment that the program has that fails:
 
-    PYTHONPATH=/path/to/sitecustomize_example python -m mlx_autobind doctor
+    python -m mlx_autobind doctor
+    mlx-autobind run -- python -m mlx_autobind doctor
 
 Exit codes: 0 fine, 1 something to do, 2 broken. The last line says which, why, and the next
 step. mlx is imported in child processes alone. The trace file gets nothing of the probe.

@@ -6,6 +6,7 @@ from pathlib import Path
 import mlx_autobind
 from mlx_autobind.cli import report
 from mlx_autobind.cli.report import Facts, Finding
+from mlx_autobind.cli.run import BOOTSTRAP
 from mlx_autobind.cli.text import last_line
 
 REPORT = "please report it, with what `mlx-autobind doctor --json` prints"
@@ -189,7 +190,8 @@ def _nothing_starts_it(facts: Facts) -> Reason:
     rest = ":$PYTHONPATH" if facts.start.pythonpath else ""
     return (
         "nothing starts it in your programs",
-        f"{IMPORT}, or export PYTHONPATH={example()}{rest}",
+        f"{IMPORT}, start it with `mlx-autobind run -- COMMAND`, or export "
+        f"PYTHONPATH={BOOTSTRAP}{rest}",
     )
 
 
@@ -201,12 +203,6 @@ REASONS: tuple[Callable[[Facts], Reason], ...] = (
     _not_a_folder,
     _nothing_starts_it,
 )
-
-
-def example() -> str:
-    """Return the folder of the example's ``sitecustomize``, as far as it can be known."""
-    folder = Path(mlx_autobind.__file__).parent.parent / "sitecustomize_example"
-    return str(folder) if folder.is_dir() else "/path/to/sitecustomize_example"
 
 
 def _trace(facts: Facts) -> Iterator[Finding]:
