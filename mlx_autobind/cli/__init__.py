@@ -6,10 +6,18 @@ from collections.abc import Sequence
 
 import mlx_autobind
 
-# Each is a module here with `add_to`, which adds the command and its options, and `run`, which
-# takes the options and returns the exit code. Neither imports mlx, nor anything of an extra,
-# before `run` needs it.
-COMMANDS = ("demo", "doctor", "run", "traces")
+# By command, the module here that has it: `add_to` adds the commands of the module and their
+# options, and `run` takes the options and returns the exit code. Neither imports mlx, nor anything
+# of an extra, before `run` needs it.
+COMMANDS = {
+    "demo": "demo",
+    "doctor": "doctor",
+    "install-hook": "hook",
+    "remove-hook": "hook",
+    "run": "run",
+    "status-hook": "hook",
+    "traces": "traces",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,9 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=mlx_autobind.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in COMMANDS}
+    names = dict.fromkeys(COMMANDS.values())
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
     for module in modules.values():
         module.add_to(commands)
     options = parser.parse_args(arguments)
-    code: int = modules[options.command].run(options)
+    code: int = modules[COMMANDS[options.command]].run(options)
     return code

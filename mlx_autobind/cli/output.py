@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write(out: Path, parts: Iterable[str]) -> None:
+def write(out: Path, parts: Iterable[str], mode: int = 0o600) -> None:
     """Write `parts` to `out` as UTF-8, by a temporary file in the same folder.
 
-    Whoever opens `out` meanwhile finds what was there before. A new file can be read by its owner
-    alone, as the trace file that it comes from; one that is replaced keeps its mode, which
-    somebody has chosen. What is no regular file, such as ``/dev/stdout``, is written to as it is.
+    Whoever opens `out` meanwhile finds what was there before. A new file has `mode`: if nothing
+    else is said it can be read by its owner alone, as the trace file that it comes from. One that
+    is replaced keeps its mode, which somebody has chosen. What is no regular file, such as
+    ``/dev/stdout``, is written to as it is.
 
     Raises:
         OSError: it cannot be written. Nothing is left behind.
     """
     out = out.resolve()  # a link stays, and what it leads to is replaced
-    mode = 0o600
     if out.exists():
         status = out.stat()
         if not stat.S_ISREG(status.st_mode):
