@@ -38,7 +38,7 @@ class Environment:
         (self.site,) = folder.glob("lib/python*/site-packages")
         self.editable = self.site / "_editable_impl_mlx_autobind.pth"
         self.editable.write_text(f"{ROOT}\n")
-        self.libraries = self.site / "libraries.pth"
+        self.libraries = self.site / "_libraries.pth"
         self.libraries.write_text(f"{sysconfig.get_path('purelib')}\n")
         self.hook = self.site / hook.files()[-1].name
 
@@ -227,7 +227,7 @@ def test_a_read_only_environment(command: str, environment: Environment) -> None
 
 def test_many_at_once(environment: Environment) -> None:
     # Whoever starts meanwhile finds all of it or nothing, and none of their temporary files stays.
-    arguments = [environment.python, "-m", "mlx_autobind"]
+    arguments = [str(environment.python), "-m", "mlx_autobind"]
     commands = ["install-hook", "remove-hook", "install-hook", "remove-hook", "install-hook"]
     running = [
         subprocess.Popen(
