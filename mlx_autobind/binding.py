@@ -203,16 +203,18 @@ class ThreadExit:
     )
 
     def __init__(self, clear: Callable[[], None]) -> None:
+        # Nothing to clear, until all that clearing takes is here.
+        self.thread_id = 0
         # Held here, since module globals may be gone when a finaliser runs.
+        self._get_ident = threading.get_ident
         self._clear = clear
         self._note = daemons.ENDED.append
         self._now = time.monotonic
-        self._get_ident = threading.get_ident
         self._native_id = threading.get_native_id()
         self._report = report
-        self.thread_id = threading.get_ident()
         self.thread_name = threading.current_thread().name
         self.root = daemons.outermost(sys._getframe()).f_code
+        self.thread_id = threading.get_ident()
 
     def disarm(self) -> None:
         """Clear nothing: the thread does not exist in this process."""

@@ -313,7 +313,8 @@ def test_an_option_that_hides_it(option: str, tmp_path: Path) -> None:
     assert found.facts.interpreter.options == (option,)
     assert not found.facts.start.imported
     assert f"but this Python was started with {option} and then " in found.verdict
-    assert f": leave {option} out, or put `import mlx_autobind` first" in found.verdict
+    hook = "" if option == "-S" else "`mlx-autobind install-hook`, or "
+    assert f": leave {option} out, or {hook}put `import mlx_autobind` first" in found.verdict
 
 
 def test_an_option_that_hides_nothing(tmp_path: Path) -> None:

@@ -149,9 +149,10 @@ def _options_hide_it(facts: Facts) -> Reason:
     if not hiding:
         return None
     effect = facts.interpreter.effects[facts.interpreter.options.index(hiding[0])]
+    hook = "" if hiding[0] == "-S" else "`mlx-autobind install-hook`, or "
     return (
         f"this Python was started with {hiding[0]} and then {effect}",
-        f"leave {hiding[0]} out, or {IMPORT}",
+        f"leave {hiding[0]} out, or {hook}{IMPORT}",
     )
 
 
