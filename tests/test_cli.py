@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import mlx_autobind
-from mlx_autobind.cli import demo
+from mlx_autobind.cli import COMMANDS, demo
 from mlx_autobind.cli.launch import Outcome
 from tests import harness
 from tests.stacks import Stack
@@ -104,6 +104,25 @@ def test_help_and_version() -> None:
     assert "COMMAND" in command("--help").stdout
     assert "checkpoint" in command("demo", "--help").stdout
     assert command("--version").stdout.strip() == mlx_autobind.__version__
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"usage: mlx-autobind {name} ")
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    # What it does, and what every option is for.
+    description, _, options = done.stdout.partition("\n\n")[2].partition("options:")
+    assert len(description.split()) > 8
+    assert "--help" in options
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (harness.ROOT / "README.md").read_text()
+    for name in COMMANDS:
+        assert name == "demo" or f"mlx-autobind {name}" in readme or f"`{name}`" in readme
 
 
 def test_no_command_and_an_unknown_one() -> None:
