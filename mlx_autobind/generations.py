@@ -373,6 +373,7 @@ class Batches:
         return found
 
 
+@shielded
 def _collect(recordings: dict[Any, Recording]) -> None:
     for recording in list(recordings.values()):
         recording.collect()
