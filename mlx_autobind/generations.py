@@ -7,6 +7,7 @@ however many entry points of a library take part in it; a prompt of a batch is a
 
 import atexit
 import functools
+import inspect
 import os
 import threading
 import time
@@ -386,19 +387,28 @@ BATCHES = Batches()
 _adding = ContextVar("mlx_autobind-adding", default=False)
 
 
+def _first(method: Function) -> str:
+    """Return what `method` calls its first argument, by which it may be given.
+
+    ``mlx_lm.server`` gives ``insert_segments`` the prompts as ``segments``.
+    """
+    return list(inspect.signature(method).parameters)[1]
+
+
 def batch_begins(function: Function, site: Site) -> Function:
     """Return `function`, which adds prompts to a batch, with a generation begun for each."""
+    first = _first(function)
 
     @functools.wraps(function)
-    def wrapper(batch: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not site.active or _adding.get():
-            return function(batch, prompts, *args, **kwargs)
+            return function(batch, *args, **kwargs)
         token = _adding.set(True)
         try:
-            uids = function(batch, prompts, *args, **kwargs)
+            uids = function(batch, *args, **kwargs)
         finally:
             _adding.reset(token)
-        _begin(batch, uids, prompts, site)
+        _begin(batch, uids, args[0] if args else kwargs.get(first, ()), site)
         return uids
 
     return wrapper
@@ -461,11 +471,13 @@ def _responses(result: Any) -> Iterator[Any]:
 
 def batch_ends(function: Function, site: Site) -> Function:
     """Return `function`, which takes prompts out of a batch, with their generations ended."""
+    first = _first(function)
 
     @functools.wraps(function)
-    def wrapper(batch: Any, uids: Any, *args: Any, **kwargs: Any) -> Any:
-        result = function(batch, uids, *args, **kwargs)
+    def wrapper(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(batch, *args, **kwargs)
         if site.active:
+            uids = args[0] if args else kwargs.get(first, ())
             _end(batch, uids if isinstance(uids, (list, tuple, set)) else (uids,), None)
         return result
 
