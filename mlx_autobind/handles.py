@@ -13,6 +13,7 @@ interpreter 0.2 s and can abort on a machine without a usable Metal device.
 import contextlib
 import functools
 import gc
+import importlib.util
 import operator
 import sys
 import threading
@@ -238,7 +239,7 @@ class Handles:
                 places = heap_places(value) if late else module_places(module, value)
                 self.put(value, list(places), "replaced")
         if held and not any(module is known for known in self._watched):
-            module.__class__ = _watching(type(module), names)
+            module.__class__ = _watching(_lasting_class(module), names)
             self._watched = (*self._watched, module)
 
     def put(self, value: Any, places: list[Place], action: Action) -> None:
@@ -296,6 +297,19 @@ HANDLES = Handles()
 
 # Where the class of a watched module keeps the one that the module had before.
 WATCHED = "_mlx_autobind_watched"
+
+
+# What `importlib.util.LazyLoader` makes of a module until that is used.
+_LAZY_MODULE = getattr(importlib.util, "_LazyModule", None)
+
+
+def _lasting_class(module: types.ModuleType) -> type[types.ModuleType]:
+    """Return the class that `module` has once it is loaded.
+
+    In Python 3.13 (not yet in 3.12.1) a lazy module keeps its class while it is executed, and
+    knows itself by just that class: an attribute of a subclass's instance recurses for ever.
+    """
+    return types.ModuleType if type(module) is _LAZY_MODULE else type(module)
 
 
 def _watching(base: type[types.ModuleType], names: tuple[str, ...]) -> type[types.ModuleType]:
