@@ -38,6 +38,18 @@ def finish() -> None:
         if not getattr(module.__spec__, "_initializing", False):
             _unfinished.remove(module)
             _patch(module, late=True)
+    _patch_main()
+
+
+def _patch_main() -> None:
+    """Patch a target that runs as ``__main__``: a copy, which no loader executes.
+
+    ``python -m mlx_lm.generate`` is one. Its functions are there by the time it imports the
+    model's module, which brings us here.
+    """
+    main = sys.modules.get("__main__")
+    if isinstance(main, ModuleType):
+        _patch(main, late=False)
 
 
 def imported(module: ModuleType) -> None:
@@ -97,7 +109,7 @@ def _patch_late(name: str) -> None:
 def _patch(module: ModuleType, late: bool) -> None:
     # A module that does not import mlx.core has no handle, and we must not import it:
     # that can abort the interpreter on a machine without a usable Metal device.
-    row = targets.row(ROWS, module.__name__)
+    row = targets.row(ROWS, targets.name_of(module))
     if row is not None and "mlx.core" in sys.modules:
         from mlx_autobind.patching import PATCHES
 

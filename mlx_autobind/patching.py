@@ -158,7 +158,7 @@ class Patches:
                 site.active = True
                 self._patches.append(Patch(owner, name, function, function, site))
             return
-        name_of_it = f"{module.__name__}.{entry.path}"
+        name_of_it = f"{targets.name_of(module)}.{entry.path}"
         site = Site(name_of_it, namespace_of(module), handle, late, method=bool(class_name))
         wrapper = _put(owner, name, wrap, site, entry)
         self._patches.append(Patch(owner, name, wrapper, function, site))

@@ -7,6 +7,7 @@ a name that the installed release does not have is skipped, so one table serves 
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 CALL = "call"  # a function or method that has done its work when it returns
 LOOP = "loop"  # a call that only steps other entry points and collects what they give
@@ -355,3 +356,10 @@ def row(rows: dict[str, Target], module: str) -> Target | None:
             if module.startswith(f"{family.module}."):
                 return family
     return found
+
+
+def name_of(module: ModuleType) -> str:
+    """Return the dotted name of `module`, also where it runs as ``__main__``."""
+    spec = getattr(module, "__spec__", None)
+    name: str = module.__name__ if spec is None else spec.name
+    return name
