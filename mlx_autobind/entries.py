@@ -28,7 +28,7 @@ from mlx_autobind.binding import (
 from mlx_autobind.explain import explain
 from mlx_autobind.generations import record
 from mlx_autobind.handles import StreamHandle
-from mlx_autobind.random_state import RANDOM_STATE
+from mlx_autobind.random_state import RANDOM_STATE, Drawing
 from mlx_autobind.shield import shielded
 from mlx_autobind.state import STATES, Stepped, with_own
 
@@ -311,13 +311,15 @@ _NOT_STEPPED: Any = object()
 
 
 @shielded
-def _enter_step(site: Site, last: object, held: tuple[Any, ...]) -> object:
+def _enter_step(
+    site: Site, last: object, held: tuple[Any, ...], draws: list[Drawing | None]
+) -> object:
     """Bind the thread that is about to step a generator; return what tells it apart."""
     enter(site)
     now = THREAD.bound
     if last is _NOT_STEPPED:
         if site.active:
-            RANDOM_STATE.begin()
+            draws.append(RANDOM_STATE.begin())
         if LAZY_MODELS.pending:
             LAZY_MODELS.bring(held)
     elif now is not last and site.active:
@@ -349,9 +351,10 @@ def step(
     resume: Callable[[Any], Any] = send
     value: Any = None
     last: object = _NOT_STEPPED
+    draws: list[Drawing | None] = []
     while True:
         if thread.bound is not last or namespace.get(handle).__class__ is not handle_type:
-            last = _enter_step(site, last, held)
+            last = _enter_step(site, last, held, draws)
         try:
             # In one expression: a local would keep each item until the next step.
             value = yield resume(value)
@@ -362,10 +365,10 @@ def step(
                 if _NOT_STEPPED is None:
                     raise  # the globals have gone
                 ended = isinstance(error, (StopIteration, GeneratorExit))
-                if mine and ended:
-                    if prompt_cache is not None:
-                        realise(prompt_cache)
-                    RANDOM_STATE.end()
+                if mine and ended and prompt_cache is not None:
+                    realise(prompt_cache)
+                for drawing in filter(None, draws):
+                    RANDOM_STATE.end(drawing)
                 if isinstance(error, StopIteration):
                     return error.value
                 if isinstance(error, RuntimeError) and site.active:

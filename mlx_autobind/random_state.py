@@ -27,14 +27,28 @@ class _Thread(threading.local):
         seeded: the program has seeded this thread, whose state is the program's own then.
         of_all: this thread works for all others, so that a seed set on it is theirs.
         handed: this thread has handed its state over to the one that works for it.
-        open: how many generations that began on this thread go on drawing.
+        open: the generations that began on this thread and go on drawing.
     """
 
     seeded = of_all = handed = False
-    open = 0
 
     def __init__(self) -> None:
         self.identity = object()
+        self.open: set[Drawing] = set()
+
+
+class Drawing:
+    """One generation that draws.
+
+    Attributes:
+        among: those of the thread that it began on; any thread may end it.
+    """
+
+    __slots__ = ("among",)
+
+    def __init__(self, among: "set[Drawing]") -> None:
+        self.among = among
+        among.add(self)
 
 
 class RandomState:
@@ -75,17 +89,16 @@ class RandomState:
             _seed(key)
 
     @shielded
-    def begin(self) -> None:
+    def begin(self) -> Drawing:
         """Take the state for a generation."""
         self.take()
-        self._thread.open += 1
+        return Drawing(self._thread.open)
 
     @shielded
-    def end(self) -> None:
+    def end(self, drawing: Drawing) -> None:
         """Give the state back if no other generation of the calling thread draws from it."""
-        thread = self._thread
-        thread.open = max(0, thread.open - 1)
-        if not thread.open:
+        drawing.among.discard(drawing)
+        if not self._thread.open:
             self.give_back()
 
     def give_back(self) -> None:

@@ -186,3 +186,48 @@ def test_a_seed_of_numpy(run: Run, checkpoint: Path) -> None:
     first, same, large, same_large = run(text, checkpoint, agent="import").clean()
     assert first == same
     assert large == same_large
+
+
+ENDED = """
+    def begin(**options):
+        generator = mlx_lm.stream_generate(
+            model, tokenizer, PROMPTS[0], max_tokens=4, **options
+        )
+        next(generator)
+        return generator
+    def finished():
+        elsewhere(lambda generator=begin(): list(generator))
+    def closed():
+        elsewhere(begin().close)
+    def thrown():
+        try:
+            begin().throw(KeyError("thrown"))
+        except KeyError:
+            pass
+    def failed():
+        def sampler(logits):
+            raise KeyError("of the sampler")
+        try:
+            begin(sampler=sampler)
+        except KeyError:
+            pass
+    found = {}
+    mx.random.seed(7)
+    right = elsewhere(sample)
+    for end in (finished, closed, thrown, failed):
+        end()
+        mx.random.seed(7)
+        found[end.__name__] = elsewhere(sample) == right
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", "owner", "shared"])
+def test_a_seed_holds_however_the_generations_before_it_have_ended(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if mode == "shared" and not stack.binds_on_cpu:
+        pytest.skip("mlx has streams that any thread may use from 0.32.0 on")
+    text = program(SAMPLING.format(program=ENDED.strip()))
+    found = run(text, checkpoint, agent="import", env={"MLX_AUTOBIND_MODE": mode}).clean()
+    assert found == dict.fromkeys(("finished", "closed", "thrown", "failed"), True)
