@@ -526,8 +526,8 @@ COLOURS_OF_TEXTS = """() => {
 def test_contrast(scheme: str, show: Open) -> None:
     tab = show(EACH)
     tab.page.emulate_media(color_scheme=scheme)
-    points = tab.painted("explained")
-    tab.page.mouse.click(*points[len(points) // 2])
+    # The failure, not the generation that failed with it, which is in the row below.
+    tab.page.mouse.click(*min(tab.painted("explained"), key=lambda point: point[1]))
     tab.page.mouse.move(*points[len(points) // 2 + 1])
     texts = tab.page.evaluate(COLOURS_OF_TEXTS)
     assert len(texts) >= 5
@@ -703,8 +703,8 @@ def test_a_real_trace(stack: Stack, run: Run, checkpoint: Path, tmp_path: Path, 
 
 def picture(tab: Tab, file: Path) -> None:
     """Write a picture of the page with the explained failure selected and a bar hovered over."""
-    points = tab.painted("explained")
-    tab.page.mouse.click(*points[len(points) // 2])
+    # The failure, not the generation that failed with it, which is in the row below.
+    tab.page.mouse.click(*min(tab.painted("explained"), key=lambda point: point[1]))
     tab.page.mouse.move(*tab.painted("generation")[-40])
     tab.frame()
     tab.page.screenshot(path=file)
