@@ -17,6 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_autobind import targets
+from mlx_autobind.random_state import undisturbed
 from mlx_autobind.shield import shielded
 
 T = TypeVar("T")
@@ -216,9 +217,11 @@ class LazyModels:
         if not mine:
             return
         if not _evaluates(model):
-            # In the order of loading: adapters come after the weights that they change.
-            for lazy in mine:
-                lazy.reload(parts[id(lazy.model())])
+            # A module draws its first weights as it is made, also those that are loaded.
+            with undisturbed():
+                # In the order of loading: adapters come after the weights that they change.
+                for lazy in mine:
+                    lazy.reload(parts[id(lazy.model())])
             if not _evaluates(model):
                 return
         self.drop([model])

@@ -6,10 +6,11 @@ number, the same for every thread, and ``mx.random.seed`` seeds the calling thre
 a seed set by the main thread means nothing to a worker, and two workers sample the same.
 """
 
+import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -161,6 +162,16 @@ def _read() -> int:
     state: Any = mx.random.state
     high, low = state[0].tolist()
     return int(high) << _BITS | int(low)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Have the calling thread go on afterwards as if nothing inside had drawn."""
+    key = _read()
+    try:
+        yield
+    finally:
+        _seed(key)
 
 
 def _derive(key: int) -> int:

@@ -231,3 +231,22 @@ def test_a_seed_holds_however_the_generations_before_it_have_ended(
     text = program(SAMPLING.format(program=ENDED.strip()))
     found = run(text, checkpoint, agent="import", env={"MLX_AUTOBIND_MODE": mode}).clean()
     assert found == dict.fromkeys(("finished", "closed", "thrown", "failed"), True)
+
+
+LAZY = """
+    def seeded_with(load):
+        model = load()
+        mx.random.seed(7)
+        return elsewhere(lambda: sample(model=model))
+    def lazy():
+        return mlx_lm.load(sys.argv[1], lazy=True)[0]
+    print(json.dumps([seeded_with(lambda: model), seeded_with(lazy)]))
+"""
+
+
+def test_weights_that_are_loaded_once_more_draw_nothing(run: Run, checkpoint: Path) -> None:
+    text = SAMPLING.replace("sample(prompt=PROMPTS[0])", "sample(prompt=PROMPTS[0], model=model)")
+    right, found = run(
+        program(text.format(program=LAZY.strip())), checkpoint, agent="import"
+    ).clean()
+    assert found == right
