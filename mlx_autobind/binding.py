@@ -148,7 +148,11 @@ class Steps:
 
     def throw(self, *error: Any) -> Any:
         """Raise an error in the generator."""
-        return self.take(self.inner.throw, *error)
+        # Emptied as it is used: a frame of its own traceback that held the error would keep
+        # the whole generation until the collector comes.
+        given, inner = [error], self.inner
+        del error
+        return self.take(lambda: inner.throw(*given.pop()))
 
     def close(self) -> None:
         """Close the generator."""

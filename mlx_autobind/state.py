@@ -147,16 +147,19 @@ class Stepped:
 
     def throw(self, error: BaseException) -> Any:
         """Raise `error` in the generator."""
-        if isinstance(error, GeneratorExit):
+        # See `mlx_autobind.binding.Steps.throw`.
+        given, inner, closes = [error], self._inner, isinstance(error, GeneratorExit)
+        del error
+        if closes:
             # Closed or collected: no step. The collector may run on any thread, at any
             # point, which must not wait for a lock there.
             self._generation.ended = True
-            return self._inner.throw(error)
-        return self._step(self._inner.throw, error)
+            return inner.throw(given.pop())
+        return self._step(lambda: inner.throw(given.pop()))
 
-    def _step(self, call: Function, value: Any) -> Any:
+    def _step(self, call: Function, *values: Any) -> Any:
         try:
-            return self._generation.step(call, value)
+            return self._generation.step(call, *values)
         finally:
             self._generation.ended = self._inner.gi_frame is None
 

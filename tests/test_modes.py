@@ -758,3 +758,51 @@ def test_a_program_of_one_thread(mode: str, run: Run, checkpoint: Path) -> None:
     if "batches" in right:
         assert right["batches"][0] == right["batches"][1]
     assert run(program(ALONE), checkpoint, agent="import", env=env(mode)).clean() == right
+
+
+ENDED = """
+    import gc, json, weakref
+    import mlx.core as mx
+    import mlx_lm
+    from asking import PROMPTS
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+
+    class Sampler:
+        def __call__(self, logits):
+            return mx.argmax(logits, axis=-1)
+
+    def stream(sampler):
+        return mlx_lm.stream_generate(model, tokenizer, PROMPTS[0], max_tokens=4, sampler=sampler)
+
+    def throw(generator):
+        try:
+            generator.throw(KeyError("thrown"))
+        except KeyError:
+            pass
+
+    gc.collect()
+    gc.disable()
+    found = {}
+    for end in (throw, lambda generator: generator.close(), list, lambda generator: None):
+        sampler = Sampler()
+        generator = stream(sampler)
+        next(generator)
+        end(generator)
+        alive = weakref.ref(sampler)
+        del generator, sampler
+        # What is left of it is ended by the next one.
+        list(stream(None))
+        found[end.__name__] = found.get(end.__name__, True) and alive() is None
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("generations", ["off", "on"])
+@pytest.mark.parametrize("mode", ["thread", *OTHER_MODES])
+def test_nothing_of_a_generation_is_kept_until_the_collector_comes(
+    mode: str, generations: str, run: Run, checkpoint: Path
+) -> None:
+    right = run(program(ENDED), checkpoint, agent="none").result
+    assert right == {"throw": True, "<lambda>": True, "list": True}
+    variables = env(mode, MLX_AUTOBIND_GENERATIONS=generations)
+    assert run(program(ENDED), checkpoint, agent="import", env=variables).clean() == right
