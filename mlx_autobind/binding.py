@@ -238,8 +238,10 @@ def _no_clear() -> None:
     """Stand in for ``mx.clear_streams`` on an mlx that has none."""
 
 
-# Replaced in `shared` mode, where every thread is given the same one.
+# Replaced in `shared` mode, where every thread is given the same one, and keeps no other: what
+# is pending on that could not be evaluated on another thread.
 new_stream: Callable[[mx.Device], Any] = mx.new_stream
+keeps_chosen = True
 _set_default_stream = mx.set_default_stream
 _clear_streams: Callable[[], None] = getattr(mx, "clear_streams", _no_clear)
 
@@ -247,13 +249,14 @@ _clear_streams: Callable[[], None] = getattr(mx, "clear_streams", _no_clear)
 def bind(entry_point: str, *, late: bool) -> None:
     """Give the calling thread a stream of its own on each device that a handle stands for.
 
-    A default stream that the program chose itself is kept if this thread can use it.
-    Thread-safe.
+    A default stream that the program chose itself is kept if this thread can use it, except in
+    ``shared`` mode. Thread-safe.
     """
     devices = HANDLES.devices or {device_name(mx.default_device()): mx.default_device()}
     stopwatch = Stopwatch()
     # Tried before the lock is taken: it may wait for the work on that stream.
-    streams = {name: stream for name, stream in THREAD.chosen.items() if _usable(stream)}
+    chosen = THREAD.chosen if keeps_chosen else {}
+    streams = {name: stream for name, stream in chosen.items() if _usable(stream)}
     with _STREAM_REBIND_LOCK:
         for name, device in devices.items():
             if name not in streams:

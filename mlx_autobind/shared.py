@@ -118,13 +118,13 @@ CORE_WRAPPERS: dict[str, Callable[[Any], Any]] = dict.fromkeys(
 
 def begin() -> None:
     """Have binds give every thread the one stream, under the one lock."""
-    binding.new_stream = stream_of
+    binding.new_stream, binding.keeps_chosen = stream_of, False
     binding._STREAM_REBIND_LOCK = LAZY_MODELS.lock = LOCK
 
 
 def end() -> None:
     """Have binds make streams, and everything its own lock again."""
-    binding.new_stream = mx.new_stream
+    binding.new_stream, binding.keeps_chosen = mx.new_stream, True
     binding._STREAM_REBIND_LOCK = threading.RLock()
     LAZY_MODELS.lock = threading.RLock()
 

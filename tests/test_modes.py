@@ -806,3 +806,31 @@ def test_nothing_of_a_generation_is_kept_until_the_collector_comes(
     assert right == {"throw": True, "<lambda>": True, "list": True}
     variables = env(mode, MLX_AUTOBIND_GENERATIONS=generations)
     assert run(program(ENDED), checkpoint, agent="import", env=variables).clean() == right
+
+
+CHOSEN = """
+    import json
+    import mlx.core as mx
+    import mlx_lm
+    from asking import PROMPTS
+    from batches import batched
+    from threads import elsewhere, here
+    model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+    right = batched(model, tokenizer, PROMPTS[:2], here, [here])
+    def choosing(work):
+        def chosen():
+            mx.set_default_stream(mx.new_stream(mx.default_device()))
+            return work()
+        return elsewhere(chosen)
+    found = batched(model, tokenizer, PROMPTS[:2], here, [here, choosing])
+    print(json.dumps(found == right))
+"""
+
+
+@pytest.mark.parametrize("mode", OTHER_MODES)
+def test_a_batch_is_stepped_by_threads_with_default_streams_of_their_own(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if stack.mlx_lm < (0, 28):
+        pytest.skip("this mlx-lm has no batches")
+    assert run(program(CHOSEN), checkpoint, agent="import", env=env(mode)).clean() is True
