@@ -4,6 +4,7 @@ Loaded by the loader of `mlx_autobind.TargetFinder` when the first module of a l
 been executed.
 """
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -91,13 +92,17 @@ def patch_imported() -> None:
     for name, module in list(sys.modules.items()):
         # What stands there may be None, or a stand-in of a test's.
         if isinstance(module, ModuleType) and targets.row(ROWS, name) is not None:
-            _patch_late(name)
+            _patch_late(name, module)
 
 
 @shielded
-def _patch_late(name: str) -> None:
-    # Waits for a module that another thread is still importing.
-    module = importlib.import_module(name)
+def _patch_late(name: str, module: ModuleType) -> None:
+    # Waits for a module that another thread is still importing. That thread may fail, or be
+    # waiting for this one, which Python breaks off with a RuntimeError.
+    with contextlib.suppress(ImportError, RuntimeError):
+        importlib.import_module(name)
+    if sys.modules.get(name) is not module:
+        return  # imported once more, by our loader, or gone
     if getattr(module.__spec__, "_initializing", False):
         # This thread is importing it: the module imports the agent itself.
         _unfinished.append(module)
