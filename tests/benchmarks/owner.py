@@ -1,68 +1,70 @@
-"""What handing each step over to the owner thread costs, against the same work inline.
-
-Prints, for models whose tokens take longer and longer, the time of a token and the ratio of
-a generation that is handed over to one that runs on the owner thread itself, as pairs in
-turn in one process.
-"""
+"""What handing each step over to the owner thread costs, against the same work inline."""
 
 import functools
-import statistics
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import mlx_autobind
+from tests.benchmarks.measure import Block, Blocks, Child, Row, interleave, row
+from tests.benchmarks.scale import Scale
 
-mlx_autobind.install(mode="owner")
-import mlx_lm
+TITLE = "Mode `owner`"
+TEXT = """\
+A generation whose steps are handed over to the owner thread, against one that runs on that thread
+altogether, for models whose tokens take longer and longer. What a step costs is a switch from one
+thread to another and back, whatever the model."""
 
-from mlx_autobind.binding import Site
-from mlx_autobind.cli import checkpoint
-from mlx_autobind.owner import OWNER
-
-ROUNDS = 15
-TOKENS = 100
-SIZES = {
-    "64 wide, 2 layers": (64, 2),
-    "256 wide, 4 layers": (256, 4),
-    "512 wide, 8 layers": (512, 8),
-}
+TOKENS = 40
+# Width and layers.
+SIZES = ((64, 2), (256, 4), (512, 8))
 
 
-def generate(model: Any, tokenizer: Any) -> float:
-    """Return the seconds that a generation takes."""
-    began = time.perf_counter()
-    for _ in mlx_lm.stream_generate(model, tokenizer, "w3 w10 w6 w5", max_tokens=TOKENS):
-        pass
-    return time.perf_counter() - began
+def _names(width: int, layers: int) -> tuple[str, str]:
+    what = f"{TOKENS} tokens, {layers} layers of {width}"
+    return f"handed over: {what}", f"inline: {what}"
 
 
-def main() -> None:
+def blocks(folder: str) -> Blocks:
+    """Return the blocks, with checkpoints made in `folder`."""
+    import mlx_lm
+
+    from mlx_autobind.binding import Site
+    from mlx_autobind.cli import checkpoint
+    from mlx_autobind.owner import OWNER
+
     site = Site("tests.benchmarks.owner", {}, None, late=False)
-    for name, (width, layers) in SIZES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            config = {
-                "hidden_size": width,
-                "num_hidden_layers": layers,
-                "intermediate_size": 2 * width,
-                "eos_token_id": None,
-            }
-            model, tokenizer = mlx_lm.load(str(checkpoint.make(Path(folder) / "model", config)))[:2]
-        generate(model, tokenizer)
-        pairs = []
-        for _ in range(ROUNDS):
-            handed = generate(model, tokenizer)
-            inline = OWNER.call(site, functools.partial(generate, model, tokenizer))
-            pairs.append((handed, inline))
-        ratios = sorted(handed / inline for handed, inline in pairs)
-        token = statistics.median(inline for _, inline in pairs) / TOKENS * 1e3
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name}: a token takes {token:.2f} ms inline; "
-            f"handed over {middle:.3f}x (quartiles {low:.3f} to {high:.3f})"
+    found = {}
+    for width, layers in SIZES:
+        config = {
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "intermediate_size": 2 * width,
+            "eos_token_id": None,
+        }
+        made = checkpoint.make(Path(folder) / str(width), config)
+        model, tokenizer = mlx_lm.load(str(made))[:2]
+        generate = functools.partial(
+            mlx_lm.generate, model, tokenizer, "w3 w10 w6 w5", max_tokens=TOKENS
         )
+        handed, inline = _names(width, layers)
+        found[handed] = Block(functools.partial(_nothing, generate))
+        found[inline] = Block(
+            functools.partial(OWNER.call, site, functools.partial(_nothing, generate))
+        )
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def _nothing(call: functools.partial[str]) -> None:
+    call()
+
+
+def measure(scale: Scale) -> Iterator[Row]:
+    """Yield the rows."""
+    env = {"MLX_AUTOBIND": "on", "MLX_AUTOBIND_MODE": "owner"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Child("tests.benchmarks.owner:blocks", folder, env=env) as child,
+    ):
+        found = interleave({name: child.take(name) for name in child.names}, scale.rounds(20))
+    for size in SIZES:
+        yield row(found, *_names(*size))
