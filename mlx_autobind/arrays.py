@@ -69,7 +69,7 @@ def arrays_in(
 def realise(value: Any, *, private_only: bool = False, modules: bool = True) -> None:
     """Evaluate the arrays that `value` holds, on the calling thread.
 
-    Costs about 1 us for each array that is evaluated already (tests/benchmarks/realise.py).
+    Costs about 1 us for each array that is evaluated already (tests/benchmarks/loading.py).
     """
     found = list(arrays_in(value, private_only=private_only, modules=modules))
     if found:
