@@ -1,6 +1,7 @@
 """Run a program in a child interpreter, without or with the agent, and see what became of it."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -88,6 +89,20 @@ def environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore::UserWarning",
         **(extra or {}),
     }
+
+
+@functools.cache
+def installed() -> Path:
+    """Return the folder of the package that children import: not always that of this process."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import mlx_autobind; print(mlx_autobind.__file__)"],
+        capture_output=True,
+        text=True,
+        env=environ(),
+        cwd=sys.prefix,
+        check=True,
+    )
+    return Path(done.stdout.strip()).parent
 
 
 def run(

@@ -17,7 +17,6 @@ import pytest
 import mlx_autobind
 from mlx_autobind import targets
 from mlx_autobind.cli import doctor, findings, probe, report
-from mlx_autobind.cli.run import BOOTSTRAP
 from tests import harness
 from tests.stacks import Stack, installed, version
 from tests.test_traces import line, span
@@ -64,6 +63,8 @@ FACTS = report.Facts(
     probe=PROBE,
     failures=(),
 )
+
+BOOTSTRAP = str(harness.installed() / "bootstrap")
 
 
 def run_doctor(
@@ -275,7 +276,7 @@ def test_the_example_is_active(tmp_path: Path) -> None:
     found = started(tmp_path, harness.SITECUSTOMIZE)
     assert found.exit_code == 0
     assert found.verdict.startswith("fine: every Python that is started like this one has")
-    assert found.facts.start.agent_file == mlx_autobind.__file__
+    assert found.facts.start.agent_file == str(harness.installed() / "__init__.py")
 
 
 def test_the_folder_that_it_recommends_is_active(tmp_path: Path) -> None:

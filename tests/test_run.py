@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlx_autobind.cli.run import BOOTSTRAP, environment, isolated
+from mlx_autobind.cli import run
+from mlx_autobind.cli.run import environment, isolated
 from tests import harness
 from tests.test_scenarios import Reference, wrong
 
@@ -26,6 +27,8 @@ print(json.dumps({
     "input": sys.stdin.read(),
 }))
 """
+
+BOOTSTRAP = str(harness.installed() / "bootstrap")
 
 
 def launch(
@@ -107,7 +110,7 @@ def test_the_path_of_the_user_stays_in_its_order(script: Path) -> None:
         "/a",
     ]
     # An empty path is none: an empty part of one is the folder that one is in.
-    assert environment({"PYTHONPATH": ""}, {})["PYTHONPATH"] == BOOTSTRAP
+    assert environment({"PYTHONPATH": ""}, {})["PYTHONPATH"] == run.BOOTSTRAP
 
 
 def test_run_inside_run(script: Path) -> None:
