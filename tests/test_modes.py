@@ -760,7 +760,7 @@ def test_a_program_of_one_thread(mode: str, run: Run, checkpoint: Path) -> None:
     assert run(program(ALONE), checkpoint, agent="import", env=env(mode)).clean() == right
 
 
-ENDED = """
+LET_GO = """
     import gc, json, weakref
     import mlx.core as mx
     import mlx_lm
@@ -802,10 +802,10 @@ ENDED = """
 def test_nothing_of_a_generation_is_kept_until_the_collector_comes(
     mode: str, generations: str, run: Run, checkpoint: Path
 ) -> None:
-    right = run(program(ENDED), checkpoint, agent="none").result
+    right = run(program(LET_GO), checkpoint, agent="none").result
     assert right == {"throw": True, "<lambda>": True, "list": True}
     variables = env(mode, MLX_AUTOBIND_GENERATIONS=generations)
-    assert run(program(ENDED), checkpoint, agent="import", env=variables).clean() == right
+    assert run(program(LET_GO), checkpoint, agent="import", env=variables).clean() == right
 
 
 CHOSEN = """
