@@ -40,7 +40,8 @@ def launch(
         capture_output=True,
         text=True,
         env=harness.environ(env),
-        cwd=cwd,
+        # Not beside the sources, which `-m` would find before the package that is installed.
+        cwd=cwd or sys.prefix,
         timeout=60,
         check=False,
     )
