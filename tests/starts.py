@@ -132,7 +132,7 @@ STARTS = (
     Start("a Jupyter kernel", script("kernel"), needs="ipykernel"),
     Start(
         "`mlx.launch -n 2`",
-        tool(MLX, "-n", "2", "python", PRESENCE, "here"),
+        tool(MLX, "-n", "2", "--python", "python", PRESENCE, "here"),
         reports=2,
         needs="mlx",
     ),

@@ -59,7 +59,8 @@ def test_each_rank_of_mlx_launch(
         "from mlx._distributed_utils.launch import main; main()"
     )
     program = (str(PROGRAMS / "children.py"), "here", str(checkpoint))
-    command = (sys.executable, "-c", launch, "-n", "2", sys.executable, *program)
+    # Releases differ in whether they start a script by Python unless they are told.
+    command = (sys.executable, "-c", launch, "-n", "2", "--python", sys.executable, *program)
     env = {"MLX_AUTOBIND_TRACE": str(trace)}
     ranks = start(*command, folder=tmp_path / "with", agent=True, **env)
     assert [wrong(steps, reference) for steps in ranks] == [{}, {}]
