@@ -2,7 +2,6 @@
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -115,9 +114,7 @@ def test_server(
     tmp_path: Path,
 ) -> None:
     skip_if_the_mode_is_not_there(mode, stack)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = launch.free_port()
     command = [*way(words), "--model", str(checkpoint), "--port", str(port)]
     trace = tmp_path / "trace.jsonl"
     options = [f"--mode={mode}", "--generations", "--trace", str(trace), "--"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mlx_autobind.cli import launch
 from tests import harness
 from tests.conftest import Run
 from tests.harness import ROOT, program
@@ -96,9 +97,7 @@ class Served:
     """An example that a real server serves. Use as a context manager."""
 
     def __init__(self, server: Server, model: Path, *, agent: bool) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = launch.free_port()
         self._stop = server.stop
         script, *options = server.command.format(port=self.port).split()
         run = [str(SCRIPTS / "mlx-autobind"), "run", "--"] if agent else []

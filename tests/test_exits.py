@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -301,9 +300,7 @@ def test_the_server_stopped_by_ctrl_c(checkpoint: Path, stack: Stack) -> None:
     if stack.mlx_lm < (0, 28, 4):
         pytest.skip("the server of this mlx-lm has no thread of its own")
     for _ in range(4):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = launch.free_port()
         arguments = ["-m", "mlx_lm", "server", "--model", str(checkpoint), "--port", str(port)]
         with launch.Child(arguments, agent=True) as child:
             demo._wait_for(port, child, 60)

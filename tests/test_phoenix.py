@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from mlx_autobind.cli import launch
 from tests import harness
 from tests.stacks import Stack
-from tests.test_receiver import ask_traced_app, free_port
+from tests.test_receiver import ask_traced_app
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("phoenix") is None,
@@ -49,7 +50,7 @@ def wait_for(url: str, process: "subprocess.Popen[bytes]") -> Any:
 def test_request_generation_rebind(checkpoint: Path, tmp_path: Path, stack: Stack) -> None:
     if stack.inert:
         pytest.skip("the agent is inert on this mlx, so that nothing is recorded")
-    port, grpc = free_port(), free_port()
+    port, grpc = launch.free_port(), launch.free_port()
     own = {
         "PHOENIX_PORT": str(port),
         "PHOENIX_GRPC_PORT": str(grpc),

@@ -3,7 +3,6 @@
 import gzip
 import http.server
 import signal
-import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -97,19 +96,12 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 PATHS = ("whole", "streaming")
 
 
 def ask_traced_app(checkpoint: Path, endpoint: str) -> launch.Outcome:
     """Ask a server that sends its spans to `endpoint` for each of `PATHS`, and stop it."""
-    port = free_port()
+    port = launch.free_port()
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "MLX_AUTOBIND_GENERATIONS": "1"}
     command = [str(PROGRAMS / "traced_app.py"), str(checkpoint), str(port)]
     with launch.Child(command, agent=True, environ=environ) as child:

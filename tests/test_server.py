@@ -2,7 +2,6 @@
 
 import http.client
 import signal
-import socket
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,9 +49,7 @@ def serve(
     checkpoint: Path, prompts: list[str], *, agent: bool
 ) -> tuple[list[object], launch.Outcome]:
     """Ask a server with all `prompts` at once, the first two of which leave half-way."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = launch.free_port()
     command = [str(PROGRAMS / "streaming_app.py"), str(checkpoint), str(port)]
     with launch.Child(command, agent=agent) as child:
         demo._wait_for(port, child, 60)

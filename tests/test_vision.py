@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import signal
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -282,9 +281,7 @@ class Server:
     """A real ``mlx_vlm.server``, and its answers."""
 
     def __init__(self, model: Path, mode: str | None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = launch.free_port()
         self.model = model
         command = ["-m", "mlx_vlm.server", "--model", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]

@@ -130,9 +130,7 @@ def _serve(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[str, Outcome]:
     """Ask a real server twice at once, and stop it as a supervisor would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = launch.free_port()
     command = ["-m", "mlx_lm.server", "--model", str(checkpoint), "--port", str(port)]
     prompt, right = next(iter(reference.items()))
     answers: dict[str, str] = {}

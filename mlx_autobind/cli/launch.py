@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -136,3 +137,11 @@ def run(
     """Run ``python COMMAND…`` in a child process, at most `timeout` seconds."""
     with Child(command, agent=agent, environ=environ) as child:
         return child.finish(timeout)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on just now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_autobind.cli import output
-from mlx_autobind.cli.spans import Generation, Reading, Span
+from mlx_autobind.cli.spans import Generation, Reading, Span, percentiles
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Nanoseconds that any reader can make a date of; files may say anything.
@@ -155,11 +155,9 @@ def facts(spans: Sequence[Span]) -> Iterator[Fact]:
             yield Fact(mark.title, f"{counts[mark.kind]:,}")
     binds = [span.duration_ns for span in spans if span.kind == "bind"]
     if binds:
-        cuts = (
-            statistics.quantiles(binds, n=100, method="inclusive") if len(binds) > 1 else binds * 99
-        )
-        yield Fact("bind, median", duration(cuts[49]))
-        yield Fact("bind, 99th percentile", duration(cuts[98]))
+        median, last = percentiles(binds)
+        yield Fact("bind, median", duration(median))
+        yield Fact("bind, 99th percentile", duration(last))
     first = [
         span.generation.first_token_ns
         for span in spans

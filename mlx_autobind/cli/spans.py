@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,6 +78,13 @@ class Span:
     error: str
     generation: Generation | None = None
     rank: int | None = None
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median of `values`, and the 99th percentile, which lies within them."""
+    one = len(values) == 1
+    cuts = list(values) * 99 if one else statistics.quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[98]
 
 
 class Growing:

@@ -5,7 +5,6 @@ import dataclasses
 import fnmatch
 import json
 import os
-import statistics
 import sys
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from mlx_autobind.cli.spans import GENERATION, Generation, Reading, Span
+from mlx_autobind.cli.spans import GENERATION, Generation, Reading, Span, percentiles
 from mlx_autobind.records import Kind
 
 KINDS: tuple[str, ...] = (*get_args(Kind), GENERATION)
@@ -315,9 +314,8 @@ def summary(spans: list[Span], reading: Reading) -> Iterator[str]:
 
 
 def _percentiles(values: Sequence[float], unit: str) -> str:
-    one = len(values) == 1
-    cuts = list(values) * 99 if one else statistics.quantiles(values, n=100, method="inclusive")
-    return f"{cuts[49]:.0f} {unit} (median), {cuts[98]:.0f} {unit} (99th percentile)"
+    median, last = percentiles(values)
+    return f"{median:.0f} {unit} (median), {last:.0f} {unit} (99th percentile)"
 
 
 def _time(started_ns: int) -> str:
