@@ -66,7 +66,7 @@ class ThreadState(threading.local):
     alive: "Alive | None" = None
 
     def __init__(self) -> None:
-        self.identity = object()
+        self.identity = RANDOM_STATE.identity()
         self.streams: dict[str, Any] = {}
         self.chosen: dict[str, Any] = {}
 

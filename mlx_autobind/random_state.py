@@ -8,7 +8,6 @@ a seed set by the main thread means nothing to a worker, and two workers sample 
 
 import contextlib
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,6 +56,10 @@ class RandomState:
 
     A thread takes the state as a generation begins and gives it back as it ends. What begins
     in between gets one derived from it, which is another for each. Thread-safe.
+
+    Attributes:
+        holder: the identity of the thread that has the newest state.
+        lent: that thread is drawing from it.
     """
 
     def __init__(self) -> None:
@@ -65,29 +68,31 @@ class RandomState:
         self._thread = _Thread()
         # A key as one number, in which form it can be handed to any thread.
         self._key: int | None = None
-        # The thread that has the newest state, and whether it is drawing from it.
-        self._holder: object = None
-        self._lent = False
+        self.holder: object = None
+        self.lent = False
+
+    def identity(self) -> object:
+        """Return what tells the calling thread from any other."""
+        return self._thread.identity
 
     @shielded
     def take(self) -> None:
         """Have the calling thread go on where the process is, unless it was seeded itself."""
         thread = self._thread
-        if self._holder is thread.identity:
-            self._lent = True
+        if self.holder is thread.identity:
+            self.lent = True
         elif not thread.seeded:
-            self._take(_read())
+            self._take()
 
-    def _take(self, current: int) -> None:
+    def _take(self) -> None:
         with self._lock:
-            if self._key is None:
-                self._key = current
-            if self._lent:
-                self._key = _derive(self._key)
-            self._holder, self._lent = self._thread.identity, True
-            key = self._key
-        if key != current:
-            _seed(key)
+            # Read, which evaluates, by the first thread alone: what a thread had of its own
+            # before counts for nothing.
+            key = _read() if self._key is None else self._key
+            if self.lent:
+                key = _derive(key)
+            self._key, self.holder, self.lent = key, self._thread.identity, True
+        _seed(key)
 
     @shielded
     def begin(self) -> Drawing:
@@ -104,18 +109,18 @@ class RandomState:
 
     def give_back(self) -> None:
         """Have the process go on where the calling thread is, if nothing else has begun."""
-        if self._holder is self._thread.identity:
+        if self.holder is self._thread.identity:
             key = _read()
             with self._lock:
-                if self._holder is self._thread.identity:
-                    self._key, self._lent = key, False
+                if self.holder is self._thread.identity:
+                    self._key, self.lent = key, False
 
     @shielded
     def hand_over(self) -> None:
         """Let the thread that works for the calling one go on from its state."""
-        if self._holder is None:  # nobody has drawn yet, as far as is known
-            self._holder = self._thread.identity
-        if self._holder is self._thread.identity:
+        if self.holder is None:  # nobody has drawn yet, as far as is known
+            self.holder = self._thread.identity
+        if self.holder is self._thread.identity:
             self.give_back()
             self._thread.handed = True
 
@@ -123,11 +128,11 @@ class RandomState:
     def take_over(self) -> None:
         """Go on where that thread has ended, if it has."""
         thread = self._thread
-        if thread.handed and not self._lent:
+        if thread.handed and not self.lent:
             thread.handed = False
-            if self._holder is not thread.identity:
-                self._take(_read())
-                self._lent = False
+            if self.holder is not thread.identity:
+                self._take()
+                self.lent = False
 
     def work_for_all(self) -> None:
         """Note that the calling thread works for all others."""
@@ -138,8 +143,8 @@ class RandomState:
         """Give the state back: that of the calling thread is about to be reset."""
         self.give_back()
         with self._lock:
-            if self._holder is self._thread.identity:
-                self._holder = None
+            if self.holder is self._thread.identity:
+                self.holder = None
         self._thread.seeded = False
 
     @shielded
@@ -149,12 +154,12 @@ class RandomState:
         thread = self._thread
         thread.seeded = not thread.of_all
         with self._lock:
-            self._key, self._holder, self._lent = key, thread.identity, bool(thread.open)
+            self._key, self.holder, self.lent = key, thread.identity, bool(thread.open)
 
     def clear(self) -> None:
         """Start over, with a lock that another thread may have held."""
         self._lock = threading.RLock()
-        self._key, self._holder, self._lent = None, None, False
+        self._key, self.holder, self.lent = None, None, False
 
 
 def _read() -> int:
@@ -175,8 +180,12 @@ def undisturbed() -> Iterator[None]:
 
 
 def _derive(key: int) -> int:
-    digest = hashlib.blake2b(key.to_bytes(2 * _BITS // 8, "big"), digest_size=2 * _BITS // 8)
-    return int.from_bytes(digest.digest(), "big")
+    """Return another key, which comes again after 2**64 steps.
+
+    mlx's generator is a counter-based one (Threefry): the sequences of two keys have nothing
+    to do with each other, however near the keys are. The constants are Knuth's, of MMIX.
+    """
+    return (key * 6364136223846793005 + 1442695040888963407) & _MASK
 
 
 # ``mx.random.seed(n)`` makes ``n`` the key itself: its upper and lower half.
