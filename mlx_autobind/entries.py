@@ -76,15 +76,20 @@ def wrap_call(
         draws: it may draw random numbers, outside of any generator.
     """
     thread, namespace, handle, lazy = THREAD, site.namespace, site.handle, LAZY_MODELS.pending
+    random, handle_type = RANDOM_STATE, StreamHandle
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if thread.bound is None or namespace.get(handle).__class__ is not StreamHandle:
+        if thread.bound is None or namespace.get(handle).__class__ is not handle_type:
             enter(site)
             if not site.active:
                 return function(*args, **kwargs)
         if draws:
-            RANDOM_STATE.take()
+            # What `take` would do, without the call where it changes nothing.
+            if random.holder is thread.bound:
+                random.lent = True
+            else:
+                random.take()
         if lazy:
             LAZY_MODELS.bring((*args, *kwargs.values()))
         try:
@@ -176,18 +181,19 @@ def _members(value: Any) -> tuple[Any, ...]:
 def _realise_caches(result: Any) -> None:
     """Realise the prompt caches that a batch hands back.
 
-    Most steps finish nothing, so that what is looked at is one attribute a response.
+    Most steps finish nothing, so that what is looked at is two attributes a response.
     """
-    if isinstance(result, dict):
-        realise(result)
-    elif isinstance(result, (list, tuple)):
-        for each in result:
-            _realise_caches(each)
-    else:
-        for name in ("prompt_cache", "caches"):
-            cache = getattr(result, name, None)
-            if cache is not None and not callable(cache):
-                realise(cache)
+    left = [result]
+    while left:
+        each = left.pop()
+        if isinstance(each, (list, tuple)):
+            left += each
+        elif isinstance(each, dict):
+            realise(each)
+        else:
+            for cache in (getattr(each, "prompt_cache", None), getattr(each, "caches", None)):
+                if cache is not None and not callable(cache):
+                    realise(cache)
 
 
 def wrap_load_weights(function: Function, site: Site) -> Function:
@@ -353,7 +359,10 @@ def step(
     last: object = _NOT_STEPPED
     draws: list[Drawing | None] = []
     while True:
-        if thread.bound is not last or namespace.get(handle).__class__ is not handle_type:
+        try:
+            if thread.bound is not last or namespace[handle].__class__ is not handle_type:
+                last = _enter_step(site, last, held, draws)
+        except KeyError:  # somebody deleted the handle; `get` would cost more at each item
             last = _enter_step(site, last, held, draws)
         try:
             # In one expression: a local would keep each item until the next step.
