@@ -1,5 +1,6 @@
 """What happened at one bind, hop, drift or explained failure, kept in the process."""
 
+import functools
 import sys
 import threading
 import time
@@ -137,13 +138,16 @@ class Ring:
 RING = Ring(settings.current().records)
 
 
+# The same object for as long as no library is imported: every record has one.
+_versions = functools.lru_cache(maxsize=1)(Versions)
+
+
 def versions() -> Versions:
     """Return the versions of the libraries that are imported now; imports none."""
-    found = {
-        field: getattr(sys.modules.get(package), "__version__", None)
-        for field, package in targets.VERSIONED
-    }
-    return Versions(**found)
+    modules = sys.modules
+    return _versions(
+        *[getattr(modules.get(package), "__version__", None) for _, package in targets.VERSIONED]
+    )
 
 
 @shielded
