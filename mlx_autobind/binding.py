@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -216,8 +215,6 @@ class ThreadExit:
         self._now = time.monotonic
         self._native_id = threading.get_native_id()
         self._report = report
-        self.thread_name = threading.current_thread().name
-        self.root = daemons.outermost(sys._getframe()).f_code
         self.thread_id = threading.get_ident()
 
     def disarm(self) -> None:

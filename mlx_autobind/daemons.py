@@ -37,8 +37,8 @@ class Ending(Protocol):
     """Something that lives in a thread's locals, and so until that thread has ended."""
 
     thread_id: int
+    # Of a daemon: its name, and what its outermost frame runs.
     thread_name: str
-    # What the outermost frame of the thread runs.
     root: CodeType
 
 
@@ -84,9 +84,11 @@ def watch(ending: Ending) -> None:
     Raises:
         SystemExit: the interpreter ends, and this thread was about to begin.
     """
-    if threading.current_thread().daemon:
+    thread = threading.current_thread()
+    if thread.daemon:
         if _ends:
             leave()
+        ending.thread_name, ending.root = thread.name, outermost(sys._getframe()).f_code
         key = id(ending)
         with _lock:
             _daemons[key] = weakref.ref(ending, lambda _dead: _daemons.pop(key, None))

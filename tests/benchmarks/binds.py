@@ -12,11 +12,12 @@ TITLE = "The first step of a thread"
 TEXT = """\
 On a fresh thread each. A new stream costs next to nothing, and the first operation on it a lot,
 since a native thread is started for it. The bind makes a stream, a random state, a record and,
-where there is an SDK, a span. The budget, without an SDK: bind and first operation together take
-at most a quarter more than a new stream and its first operation, which a thread without the agent
-pays as well. Whatever a thread does for the first time costs several times as much as the
-second time, mlx's stream included: hence the row of a thread that is bound once more. The slow exporter takes 5 ms. The simple span processor exports where a span ends,
-and the thread waits for it; which one is used is the application's choice."""
+where there is an SDK, a span. The budget, without an SDK: bind and first operation together take at
+most a quarter more than a new stream and its first operation, which a thread without the agent pays
+as well. Whatever a thread does for the first time costs several times as much as the second time,
+mlx's stream included: hence the row of a thread that is bound once more. The slow exporter takes 5
+ms. The simple span processor exports where a span ends, and the thread waits for it; which one is
+used is the application's choice."""
 
 BIND, BOUND = "bind", "bind and first operation"
 AGAIN = "bind of a thread that had a stream before"
