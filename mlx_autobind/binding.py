@@ -65,7 +65,8 @@ class ThreadState(threading.local):
     alive: "Alive | None" = None
 
     def __init__(self) -> None:
-        self.identity = RANDOM_STATE.identity()
+        # The same as there: a wrapper then sees at one glance who has the random state.
+        self.identity = RANDOM_STATE.identity() or object()
         self.streams: dict[str, Any] = {}
         self.chosen: dict[str, Any] = {}
 

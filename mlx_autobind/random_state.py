@@ -71,6 +71,7 @@ class RandomState:
         self.holder: object = None
         self.lent = False
 
+    @shielded
     def identity(self) -> object:
         """Return what tells the calling thread from any other."""
         return self._thread.identity
