@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any
@@ -205,6 +206,10 @@ class ThreadExit:
         "thread_id",
         "thread_name",
     )
+
+    # Of a daemon: see `mlx_autobind.daemons.watch`.
+    thread_name: str
+    root: types.CodeType
 
     def __init__(self, clear: Callable[[], None]) -> None:
         # Nothing to clear, until all that clearing takes is here.

@@ -17,6 +17,7 @@ import mlx.core as mx
 import wrapt
 from mlx.nn.layers.base import Module
 
+import mlx_autobind
 from mlx_autobind import (
     binding,
     generations,
@@ -71,6 +72,8 @@ class Patches:
         self.inert: str | None = None
         self.late: tuple[str, ...] = ()
         self._patches: list[Patch] = []
+        # The libraries that were warned of.
+        self._unknown: set[str] = set()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork_in_child)
         # Two modules can be imported on two threads at once. Nothing is imported under
@@ -115,8 +118,32 @@ class Patches:
                 self.late = (*self.late, module.__name__)
             held = namespace_of(module)
             handle = next((name for name in target.handles if name in held), None)
-            for entry in target.entries:
-                self._wrap_entry(module, entry, handle, late)
+            there = [self._wrap_entry(module, entry, handle, late) for entry in target.entries]
+        if there and not any(there):
+            self._warn_of_the_unknown(module, target)
+
+    @shielded
+    def _warn_of_the_unknown(self, module: types.ModuleType, target: targets.Target) -> None:
+        """Say, once for each library, that `module` has nothing that the table knows.
+
+        Only of a release that came after the table: earlier ones lack whole rows of it.
+        """
+        package = target.module.partition(".")[0]
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if target.module != targets.name_of(module) or package in self._unknown:
+            return
+        if version is not None and targets.newer(package, version):
+            self._unknown.add(package)
+            logger.warning(
+                "%s %s is newer than what mlx-autobind %s knows (%s), and %s has none of the entry "
+                "points that it would wrap: threads that generate with it get no stream of their "
+                "own. Look for a newer mlx-autobind.",
+                package.replace("_", "-"),
+                version,
+                mlx_autobind.__version__,
+                targets.TESTED[package][1],
+                target.module,
+            )
 
     def replace_handles(self, module: types.ModuleType, target: targets.Target) -> None:
         """Replace the handles of `module` and wrap none of its entry points. Idempotent."""
@@ -143,27 +170,29 @@ class Patches:
     @shielded
     def _wrap_entry(
         self, module: types.ModuleType, entry: targets.Entry, handle: str | None, late: bool
-    ) -> None:
+    ) -> bool:
+        """Wrap `entry` if `module` has it; tell whether it has."""
         class_name, _, name = entry.path.rpartition(".")
         # Through the dict: the package of mlx-vlm 0.7 has a __getattr__ that forwards to
         # its submodules, and a class may inherit what another row of the table wraps.
         owner = namespace_of(module).get(class_name) if class_name else module
         function = None if owner is None else vars(owner).get(name)
         if function is None:
-            return
+            return False
         site = _site_of(function)
         if site is not None:
             # Ours already. It may have been uninstalled under a closure of somebody else's.
             if not site.active:
                 site.active = True
                 self._patches.append(Patch(owner, name, function, function, site))
-            return
+            return True
         name_of_it = f"{targets.name_of(module)}.{entry.path}"
         site = Site(name_of_it, namespace_of(module), handle, late, method=bool(class_name))
         wrapper = _put(owner, name, wrap, site, entry)
         self._patches.append(Patch(owner, name, wrapper, function, site))
         if late:
             _replace_names(function, wrapper)
+        return True
 
     @shielded
     def _wrap_function(

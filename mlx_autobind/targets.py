@@ -323,6 +323,25 @@ TESTED = {
     "mlx_embeddings": ("0.1.0", "0.1.0"),
 }
 
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    import re
+
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def newer(package: str, version: str) -> bool:
+    """Tell whether `version` came after the last releases that the rows were tested with."""
+    last = _numbers(TESTED[package][1])
+    return _numbers(version)[: len(last)] > last
+
+
+def tested(package: str, version: str) -> bool:
+    """Tell whether `version` is a release from the first to any of the last ones tested."""
+    return _numbers(TESTED[package][0]) <= _numbers(version) and not newer(package, version)
+
+
 # Rows for every module of a package. Each model of mlx-vlm is a package of its own.
 FAMILIES = (
     Target(

@@ -520,7 +520,7 @@ def test_the_tested_releases_are_those_of_the_extras() -> None:
     ],
 )
 def test_which_releases_are_tested(number: str, within: bool) -> None:
-    assert probe._within(number, *targets.TESTED["mlx_lm"]) is within
+    assert targets.tested("mlx_lm", number) is within
 
 
 # --- OpenTelemetry and the trace file ---

@@ -1,5 +1,6 @@
 """Each record as a span, through the OpenTelemetry API alone."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,85 @@ def test_a_span_processor_that_raises(
     if not stack.inert:
         assert outcome.stderr.count("mlx_autobind.telemetry.export failed") == 1  # not 3 times
         assert len(outcome.records) == 3
+
+
+# Exporters, each with what the program does before it generates and after.
+EXPORTERS = {
+    "raises": """
+        def export(spans):
+            raise RuntimeError("exporter down")
+        before = after = lambda: None
+    """,
+    # The first span is exported on a thread of its own, which waits; all others go on meanwhile.
+    "hangs": """
+        go_on, hanging = threading.Event(), threading.Event()
+        def export(spans):
+            if threading.current_thread().name == "hung":
+                hanging.set()
+                go_on.wait()
+            return SpanExportResult.SUCCESS
+        def before():
+            global hung
+            def work():
+                asker.ask("hung", PROMPTS[4])
+            hung = threading.Thread(target=work, name="hung")
+            hung.start()
+            if sys.argv[2] == "bound":
+                hanging.wait()
+        def after():
+            go_on.set()
+            hung.join()
+    """,
+    "is shut down first": """
+        def export(spans):
+            return SpanExportResult.SUCCESS
+        def before():
+            provider.shutdown()
+        after = lambda: None
+    """,
+}
+
+EXPORTING = """
+import threading
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult,
+)
+from asking import Asker, PROMPTS, on_thread
+class Exporter(SpanExporter):
+    def export(self, spans):
+        return export(spans)
+provider = TracerProvider()
+provider.add_span_processor(getattr(sys.modules[__name__], sys.argv[3])(Exporter()))
+trace.set_tracer_provider(provider)
+asker = Asker()
+"""
+GENERATING = """
+before()
+for at in range(3):
+    on_thread(asker.ask, f"worker {at}", PROMPTS[at])
+after()
+provider.force_flush()
+asker.print()
+"""
+
+
+@pytest.mark.parametrize("processor", ["SimpleSpanProcessor", "BatchSpanProcessor"])
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_an_exporter_that(
+    exporter: str, processor: str, run: Run, checkpoint: Path, reference: Reference, stack: Stack
+) -> None:
+    text = program(EXPORTING + textwrap.dedent(EXPORTERS[exporter]) + GENERATING)
+    # Who does not end its spans where they end does not wait there either.
+    bound = processor == "SimpleSpanProcessor" and not stack.inert
+    outcome = run(text, checkpoint, "bound" if bound else "", processor, agent="import")
+    assert outcome.code == 0, outcome.stderr
+    assert len(outcome.result) == (4 if exporter == "hangs" else 3)
+    assert wrong(outcome.result, reference) == {}
+    # What the SDK says of its exporter is its own; the agent has nothing to say.
+    assert "mlx_autobind" not in outcome.stderr
+    assert len(outcome.records) == (0 if stack.inert else len(outcome.result))
 
 
 CANARY = """

@@ -334,20 +334,10 @@ def read_packages() -> tuple[report.Package, ...]:
                 package.replace("_", "-"),
                 version,
                 first if first == last else f"{first} to {last}",
-                version is not None and not _within(version, first, last),
+                version is not None and not targets.tested(package, version),
             )
         )
     return tuple(found)
-
-
-def _within(version: str, first: str, last: str) -> bool:
-    """Tell whether `version` is a release from `first` to any of the `last`."""
-    number, least, most = _numbers(version), _numbers(first), _numbers(last)
-    return least <= number and number[: len(most)] <= most
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def read_configuration() -> report.Configuration:
