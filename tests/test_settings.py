@@ -2,15 +2,20 @@
 
 import dataclasses
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 import mlx_autobind
 from mlx_autobind import settings, targets
+from tests import harness
 from tests.conftest import Run
 
 DEFAULTS = settings.Settings(
@@ -100,6 +105,48 @@ def test_one_warning_in_the_process(variable: str, value: str, run: Run) -> None
     assert outcome.code == 0
     assert outcome.stderr.count("\n") == 1
     assert all(word in outcome.stderr for word in (variable, value, "allowed is"))
+
+
+# Whatever an environment can hold: no NUL, and bytes that are no text.
+HOSTILE = st.binary(max_size=60).map(lambda value: os.fsdecode(value.replace(b"\0", b"")))
+WORDS = st.sampled_from(["on", "off", "1", "owner", "shared", "mlx_lm", "../..", "-1", "1e9", "é"])
+
+
+@settings_of_hypothesis(deadline=None, max_examples=15, derandomize=True)
+@given(st.dictionaries(st.sampled_from(mlx_autobind.VARIABLES), HOSTILE | WORDS, min_size=1))
+def test_an_interpreter_starts_in_any_environment(environ: dict[str, str]) -> None:
+    """Under ``sitecustomize``, where an error would stand on the stderr of every Python."""
+    environ = {name: value for name, value in environ.items() if name != "MLX_AUTOBIND_TRACE"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; print('mlx_autobind' in sys.modules)"],
+        capture_output=True,
+        env=harness.environ({**environ, "PYTHONPATH": str(harness.SITECUSTOMIZE)}),
+        timeout=harness.TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"True\n")
+    # One line for each value that cannot be used, and no traceback.
+    lines = done.stderr.splitlines()
+    assert all(line.startswith(b"MLX_AUTOBIND") for line in lines), done.stderr
+    assert len(lines) <= len(environ)
+
+
+def test_a_generation_where_no_setting_can_be_used(run: Run, checkpoint: Path) -> None:
+    text = """
+        import json
+        from asking import Asker, PROMPTS, on_thread
+        asker = Asker()
+        asker.ask("main", PROMPTS[0])
+        on_thread(asker.ask, "worker", PROMPTS[0])
+        print(json.dumps([asker.steps[name].get("tokens") for name in ("main", "worker")]))
+    """
+    names = [name for name in mlx_autobind.VARIABLES if name != "MLX_AUTOBIND_TRACE"]
+    env = {**dict.fromkeys(names, "\udcff;$(touch x)"), "MLX_AUTOBIND_TRACE": "/dev/null/x"}
+    outcome = run(harness.program(text), checkpoint, agent="import", env=env)
+    assert outcome.code == 0, outcome.stderr
+    main, worker = outcome.result
+    assert main is not None
+    assert main == worker
 
 
 def test_the_lists_of_the_package_are_those_of_its_parts() -> None:
