@@ -13,12 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What an installer writes itself; RECORD lists that as well.
 OF_THE_INSTALLER = {
-    "INSTALLER",
-    "RECORD",
-    "REQUESTED",
-    "direct_url.json",
-    "uv_build.json",
-    "uv_cache.json",
+    *("INSTALLER", "RECORD", "REQUESTED", "direct_url.json"),
+    *("uv_build.json", "uv_cache.json"),
 }
 
 

@@ -16,7 +16,8 @@ import pytest
 import mlx_autobind
 from tests import harness
 from tests.conftest import Run
-from tests.test_release import ROOT, build
+from tests.harness import ROOT
+from tests.test_release import build
 
 CONSUMER = harness.PROGRAMS / "consumer.py"
 TIMEOUT_S = 200
@@ -66,13 +67,19 @@ def said(*command: str | Path, folder: Path | None = None, code: int | None = 0,
 
 
 def mypy(program: Path, python: Path, *, code: int) -> str:
-    options = ["--strict", "--python-executable", python, "--cache-dir", program.parent / "cache"]
+    options: list[str | Path] = [
+        "--strict",
+        "--python-executable",
+        python,
+        "--cache-dir",
+        program.parent / "cache",
+    ]
     return said(sys.executable, "-m", "mypy", *options, program, folder=program.parent, code=code)
 
 
 def pyright(program: Path, python: Path, *, code: int) -> str:
     (program.parent / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    options = ["--pythonpath", python, program]
+    options: list[str | Path] = ["--pythonpath", python, program]
     return said(sys.executable, "-m", "pyright", *options, folder=program.parent, code=code)
 
 
