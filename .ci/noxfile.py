@@ -50,8 +50,8 @@ def lower_bounds(*extras: str) -> list[str]:
 
 # What runs on the lowest versions of the extras in the first column, beside the newest libraries.
 LOWEST = (
-    (("cli",), ("public", "settings", "traces", "binding")),
-    (("cli", "trace"), ("trace_file", "telemetry")),
+    (("cli",), ("public", "settings", "traces")),
+    (("cli", "trace"), ("public", "telemetry")),
 )
 
 

@@ -129,7 +129,7 @@ def test_the_tests_run_from_the_sdist(unpacked: Path) -> None:
 
 
 def test_an_index_would_take_it(built: tuple[Path, Path]) -> None:
-    check = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built]
+    check = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, built)]
     done = subprocess.run(check, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASSED") == 2
