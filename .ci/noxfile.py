@@ -38,6 +38,41 @@ def pythons(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--quiet", *session.posargs)
 
 
+def lower_bounds(*extras: str) -> list[str]:
+    """Return the lowest versions that pyproject.toml allows, of the package and `extras`."""
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    # The SDK of `trace` wants the API of its own version.
+    required = [] if "trace" in extras else [*project["dependencies"]]
+    for extra in extras:
+        required += project["optional-dependencies"][extra]
+    return [line.partition(",")[0].replace(">=", "==") for line in required]
+
+
+# What runs on the lowest versions of the extras in the first column, beside the newest libraries.
+LOWEST = (
+    (("cli",), ("public", "settings", "traces")),
+    (("cli", "trace"), ("public", "telemetry")),
+)
+
+
+@nox.session(python=["3.10", "3.11"], venv_backend="uv")
+def lowest(session: nox.Session) -> None:
+    """Install the lowest versions that are allowed, and run some of the suite on them."""
+    session.chdir(ROOT)
+    for extras, files in LOWEST:
+        asked = f".[{','.join(extras)}]"
+        session.install("--resolution", "lowest-direct", asked)
+        # Those of the tests are the newest, and leave the others as they are.
+        pinned = lower_bounds(*extras)
+        tools = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+        session.install(*pinned, *tools, "mlx[cpu]", "mlx-lm")
+        session.run("uv", "pip", "check", external=True)
+        session.run(
+            *("python", "-m", "pytest", "--quiet"),
+            *(f"tests/test_{name}.py" for name in files),
+        )
+
+
 # mlx, mlx-lm and mlx-vlm. Every mlx with every mlx-lm that runs on it, and every mlx with
 # every mlx-vlm that pip puts beside it, are in it at least once.
 MATRIX = (

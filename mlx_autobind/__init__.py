@@ -7,6 +7,13 @@ Usage, at the very start of a program (or in ``sitecustomize``)::
 Importing the package installs the agent; ``MLX_AUTOBIND=off`` keeps it out. The way from
 here to a span: this module's finder, `mlx_autobind.activation`, `mlx_autobind.patching`,
 `mlx_autobind.binding`, `mlx_autobind.records`.
+
+What is public: the names in ``__all__``, `mlx_autobind.instrumentor.MLXAutobindInstrumentor`, the
+``MLX_AUTOBIND_*`` variables, the commands and their options, and the names and attributes of spans
+and metrics. None of it raises an error class of its own: see ``Raises`` of each, and what the agent
+cannot cure stays the ``RuntimeError`` that mlx raises, with a note on it. Which releases of other
+libraries a statement is about, and how it is known, stands beside it; "read" is read in their
+sources and not run.
 """
 
 # This module is run by every interpreter that starts under sitecustomize, most of which
@@ -136,10 +143,14 @@ def install(mode: "str | None" = None) -> None:
 
     Idempotent. Importing the package calls it, unless ``MLX_AUTOBIND=off``; a call by
     hand installs all the same. What was imported before is patched at once, and the
-    records say so (``late``). Not to be called on two threads at once.
+    records say so (``late``). It imports neither mlx nor a library. On mlx up to 0.31.1, where
+    any thread can use any stream (read: pull request 3281 of mlx changed that), nothing is patched.
+
+    Not thread-safe: not to be called on two threads at once, nor beside `uninstall`. Since 0.1.0.
 
     Args:
         mode: ``thread``, ``owner`` or ``shared``; None is what ``MLX_AUTOBIND_MODE`` says.
+            ``shared`` needs ``mlx.core.new_thread_unsafe_stream``, of mlx 0.32.0 and later.
 
     Raises:
         ValueError: there is no such mode.
@@ -166,8 +177,11 @@ def uninstall() -> None:
     """Leave the process as if the agent had never been there.
 
     Idempotent. Wrappers, handles, names copied from either, and the finder go; what
-    others laid over our wrappers goes on working. A thread that was bound keeps its
-    stream and is still cleaned up when it ends. Not to be called on two threads at once.
+    others laid over our wrappers goes on working (``wrapt.unwrap_object``, of wrapt 2.4.1 and
+    later, takes out exactly ours). A thread that was bound keeps its stream and is still cleaned
+    up when it ends. The records stay.
+
+    Not thread-safe: not to be called on two threads at once, nor beside `install`. Since 0.1.0.
     """
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
@@ -207,14 +221,17 @@ def _at_exit() -> None:
             getattr(module, function)()
 
 
-def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+# Type checkers would take any name for one that is there.
+if not TYPE_CHECKING:
 
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -4,28 +4,37 @@ import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlx_autobind import activation, settings, targets
 from mlx_autobind.records import RING, HandleChange, Record, Versions, versions
 
+if TYPE_CHECKING:
+    from mlx.core import Stream
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the agent is doing in this process.
+    """What the agent was doing in this process when `status` was called.
+
+    Immutable, so that threads may share it. Since 0.1.0.
 
     Attributes:
         installed: True between `install` and `uninstall`.
         active: True if a library is patched.
-        inert: why nothing is patched although the agent is installed; None if something is.
-        mode: the mode in force.
+        inert: a sentence, why nothing is patched; None if something is. On mlx up to 0.31.1,
+            where any thread can use any stream, it says so.
+        mode: the mode in force: ``thread``, ``owner`` or ``shared``.
         versions: of the libraries that are imported.
-        handles: every handle that was found, and what was done to it.
-        entry_points: what is wrapped, by fully qualified name.
+        handles: every handle that was found, and what was done to it, in the order in which it
+            was done.
+        entry_points: what is wrapped, by fully qualified name, such as
+            ``mlx_lm.generate.generate``. Which names there are in which release of a library is
+            the table in ``mlx_autobind/targets.py``.
         late: modules that had been imported before the agent was installed.
-        unprotected: what the mode leaves to the program's own care; None if nothing.
-        records: how many records are kept now.
-        problems: settings that could not be used.
+        unprotected: a sentence, what the mode leaves to the program's own care; None if nothing.
+        records: how many records are kept now, ``MLX_AUTOBIND_RECORDS`` at most.
+        problems: a sentence for each setting that could not be used.
     """
 
     installed: bool
@@ -44,7 +53,10 @@ class Status:
 def status() -> Status:
     """Return what is patched, in which mode, and why nothing is if nothing is.
 
-    Imports neither mlx nor any library. Thread-safe.
+    Imports neither mlx nor any library. Thread-safe. Since 0.1.0.
+
+    Returns:
+        A snapshot; it does not change afterwards.
     """
     installed = activation.installed()
     activation.finish()
@@ -82,13 +94,20 @@ def status() -> Status:
 
 
 def rebinds() -> tuple[Record, ...]:
-    """Return the newest ``MLX_AUTOBIND_RECORDS`` records, oldest first. Thread-safe."""
+    """Return the newest records.
+
+    Thread-safe; no lock is held. Since 0.1.0.
+
+    Returns:
+        ``MLX_AUTOBIND_RECORDS`` of them at most (1000 if it is not set), oldest first. They are
+        of this process; a forked child has those of its parent as well.
+    """
     return RING.snapshot()
 
 
 def bind_generation_streams(
     module_names: Iterable[str] = ("mlx_lm.generate", "mlx_vlm.generate"),
-) -> Any:
+) -> "Stream":
     """Bind the calling thread, and have the handles of `module_names` mean its stream.
 
     For programs that call it by hand at the start of a worker, as several MLX servers do
@@ -97,15 +116,25 @@ def bind_generation_streams(
 
     Once per thread: a further call on the same thread returns the same stream. Other
     threads' streams are not touched, so unlike the functions it stands for it may be
-    called on any number of threads. Nothing happens on mlx <= 0.31.1, where any thread
-    can use any stream.
+    called on any number of threads.
+
+    Nothing happens on mlx up to 0.31.1, where any thread can use any stream. From 0.31.2 on a
+    stream of Metal or CUDA belongs to the thread that made it (read:
+    ``mlx/backend/metal/device.cpp`` and ``mlx/backend/cuda/device.cpp``, which raise "There is no
+    Stream(gpu, N) in current thread."), and from 0.32.0 on one of the CPU
+    (``mlx/backend/cpu/encoder.cpp``).
+
+    Thread-safe. Since 0.1.0.
 
     Args:
-        module_names: modules to look for a ``generation_stream`` in. They are imported;
-            one that is missing or holds none is skipped.
+        module_names: modules to look for a ``generation_stream`` in, or the name of one. They
+            are imported; one that is missing or holds none is skipped. The default is where
+            mlx-lm from 0.24 on and mlx-vlm from 0.3.0 on hold it (``mlx_lm/generate.py``;
+            ``mlx_vlm/generate.py``, which is a package from 0.6.0 on).
 
     Returns:
-        The stream (``mlx.core.Stream``) that the calling thread generates on.
+        The stream that the calling thread generates on: its default stream, of the device that
+        the handles stand for.
 
     Raises:
         ImportError: mlx is not installed.

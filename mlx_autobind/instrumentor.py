@@ -31,20 +31,32 @@ class MLXAutobindInstrumentor:
     not derive from it, so that it is one and the same where that is not installed. No loader asks
     for the class (read: opentelemetry-instrumentation 0.48b0 to 0.66b2). All instances are alike.
 
-    The spans and metrics go to the providers that are set for the process.
+    The spans and metrics go to the providers that are set for the process. Not thread-safe, as
+    `mlx_autobind.install` is not. Since 0.1.0.
     """
 
     def instrumentation_dependencies(self) -> "Collection[str]":
-        """Return no requirement: any of the libraries will do, and without one nothing happens."""
+        """Return no requirement: any of the libraries will do, and without one nothing happens.
+
+        Thread-safe. Since 0.1.0.
+
+        Returns:
+            An empty collection.
+        """
         return ()
 
     @property
     def is_instrumented_by_opentelemetry(self) -> bool:
-        """Tell whether the process is under the agent, however it came there."""
+        """True if the process is under the agent, however it came there.
+
+        Thread-safe. Since 0.1.0.
+        """
         return mlx_autobind._finder in sys.meta_path
 
     def instrument(self, **_kwargs: object) -> None:
         """Put the process under the agent, unless ``MLX_AUTOBIND=off``. Idempotent.
+
+        Not thread-safe, as `mlx_autobind.install` is not. Since 0.1.0.
 
         Args:
             _kwargs: what loaders pass to every instrumentation, such as ``skip_dep_check``. None
@@ -57,7 +69,13 @@ class MLXAutobindInstrumentor:
             mlx_autobind.install()
 
     def uninstrument(self, **_kwargs: object) -> None:
-        """Leave the process as if the agent had never been there. Idempotent."""
+        """Leave the process as if the agent had never been there. Idempotent.
+
+        Not thread-safe, as `mlx_autobind.uninstall` is not. Since 0.1.0.
+
+        Args:
+            _kwargs: what loaders pass; none of it makes a difference.
+        """
         mlx_autobind.uninstall()
 
 

@@ -18,7 +18,15 @@ Action = Literal["replaced", "copied", "kept", "restored"]
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions of the libraries that were imported at the time of a record."""
+    """The versions of the libraries that were imported at the time of a record.
+
+    Immutable, so that threads may share it. Since 0.1.0.
+
+    Attributes:
+        mlx: what ``mlx.core.__version__`` said; None if it was not imported.
+        mlx_lm: what ``mlx_lm.__version__`` said; None if it was not imported.
+        mlx_vlm: what ``mlx_vlm.__version__`` said; None if it was not imported.
+    """
 
     mlx: str | None
     mlx_lm: str | None
@@ -28,6 +36,8 @@ class Versions:
 @dataclass(frozen=True, slots=True)
 class HandleChange:
     """What was done to one handle.
+
+    Immutable, so that threads may share it. Since 0.1.0.
 
     Attributes:
         where: the place, such as ``mlx_lm.generate.generation_stream`` or
@@ -44,21 +54,27 @@ class HandleChange:
 class Record:
     """One bind, hop, drift or explained failure.
 
+    Nothing of a prompt, of an answer or of a file is in it. Immutable, so that threads may share
+    it. Since 0.1.0.
+
     Attributes:
         kind: ``bind``, a thread got its stream; ``hop``, a generator was stepped by
             another thread than the step before; ``drift``, somebody assigned something
             to a handle; ``explained``, a "There is no Stream" error left the library.
         thread_name: the name of the thread it happened on.
-        thread_id: Python's identifier of that thread; identifiers are reused.
+        thread_id: Python's identifier of that thread (``threading.get_ident``), as in
+            ``thread.id`` of OpenTelemetry's semantic conventions 1.44; identifiers are reused.
         device: device type and index, such as ``gpu:0``.
         stream_index: mlx's number of the stream: the thread's own at a bind or hop, the
             assigned one at a drift, the one that was asked for at an explained failure;
-            -1 if it is not known.
-        mode: the agent's mode.
+            -1 if it is not known. mlx tells it only in the text of a stream (read:
+            ``mlx/utils.cpp`` and ``python/src/stream.cpp`` of 0.32.0).
+        mode: the agent's mode: ``thread``, ``owner`` or ``shared``.
         entry_point: what the thread called, such as ``mlx_lm.generate.generate``.
         handles: every handle known so far (bind), or the one that drifted.
-        started_ns: nanoseconds since the Unix epoch.
-        duration_ns: nanoseconds that it took.
+        started_ns: nanoseconds since the Unix epoch, on the wall clock (``time.time_ns``).
+        duration_ns: nanoseconds that it took, on a clock that is not set back
+            (``time.perf_counter_ns``).
         versions: of mlx, mlx-lm and mlx-vlm.
         late: True if the library had been imported before the agent was installed.
         error: what was wrong, of an explained failure; else None.

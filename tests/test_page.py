@@ -16,12 +16,11 @@ from mlx_autobind.cli.spans import Generation, Reading, Span
 from tests.browser import Tab, chromium
 from tests.conftest import Run
 from tests.harness import program
+from tests.spans import MS, US, span
 from tests.stacks import Stack
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'mlx-autobind[cli]'")
 
-MS = 1_000_000
-FIRST_NS = 1_796_073_600_123_456_789
 HOSTILE = (
     "</script><script>window.harmed = 1</script>",
     "<img src=x onerror='window.harmed = 1'>",
@@ -33,38 +32,14 @@ HOSTILE = (
 )
 
 
-def span(kind: str, at_ms: float, took_ms: float = 0.2, **others: Any) -> Span:
-    """Return a span of `kind` on `worker`."""
-    started = FIRST_NS + round(at_ms * MS)
-    fields: dict[str, Any] = {
-        "process": 7,
-        "thread_id": 140_234_567_890_176,
-        "thread": "worker",
-        "mode": "thread",
-        "stream": "cpu:0 #3",
-        "entry_point": "mlx_lm.generate.stream_generate",
-        "handles": ("mlx_lm.generate.generation_stream: replaced",),
-        "trace_id": f"{started:032x}",
-        "span_id": f"{started % 2**64:016x}",
-        "parent_id": "",
-        "error": "",
-        **others,
-    }
-    if kind == "generation" and "generation" not in fields:
-        fields["generation"] = Generation(
-            "text_completion", "tiny", 12, 34, round(took_ms * MS / 4), 56.7, "length", "exhausted"
-        )
-    return Span(kind=kind, started_ns=started, duration_ns=round(took_ms * MS), **fields)
-
-
 NO_STREAM = "There is no Stream(cpu, 3) in current thread."
 # One of each kind, on a thread of its own, far from the others.
 EACH = (
     span("bind", 0, thread="binder"),
-    span("hop", 200, thread="hopper"),
-    span("drift", 400, thread="drifter", process=8),
-    span("explained", 600, thread="failing", process=8, error=NO_STREAM),
-    span("generation", 100, 900, thread="generating", process=8),
+    span("hop", 200 * MS, thread="hopper"),
+    span("drift", 400 * MS, thread="drifter", process=8),
+    span("explained", 600 * MS, thread="failing", process=8, error=NO_STREAM),
+    span("generation", 100 * MS, 900 * MS, thread="generating", process=8),
 )
 
 
@@ -74,8 +49,8 @@ def many(number: int, threads: int) -> list[Span]:
     return [
         span(
             kinds[at % len(kinds)],
-            at,
-            at % 97 / 10,
+            at * MS,
+            at % 97 * 100 * US,
             thread=f"worker {at % threads}",
             thread_id=2**47 + at % threads,
             error=NO_STREAM if kinds[at % len(kinds)] == "explained" else "",
@@ -96,7 +71,7 @@ def embedded(text: str) -> Any:
 
 def test_nothing_of_a_span_is_markup() -> None:
     spans = [
-        span("bind", at, thread=bad, error=bad, entry_point=bad, handles=(bad,), mode=bad)
+        span("bind", at * MS, thread=bad, error=bad, entry_point=bad, handles=(bad,), mode=bad)
         for at, bad in enumerate(HOSTILE)
     ]
     text = page.render(spans, Reading())
@@ -130,7 +105,7 @@ def test_nothing_is_loaded() -> None:
 
 
 def test_the_summary() -> None:
-    found = {fact.title: fact.value for fact in page.facts([*EACH, span("bind", 1, 4)])}
+    found = {fact.title: fact.value for fact in page.facts([*EACH, span("bind", 1 * MS, 4 * MS)])}
     assert found == {
         "threads": "6",
         "processes": "2",
@@ -146,8 +121,12 @@ def test_the_summary() -> None:
 
 
 def test_an_identifier_that_is_reused_is_another_lane() -> None:
-    spans = [span("bind", 0, thread="a"), span("bind", 1, thread="b"), span("bind", 2, process=9)]
-    assert [lane[2] for lane in page.lanes([*spans, span("hop", 3, thread="a")])] == [
+    spans = [
+        span("bind", 0, thread="a"),
+        span("bind", 1 * MS, thread="b"),
+        span("bind", 2 * MS, process=9),
+    ]
+    assert [lane[2] for lane in page.lanes([*spans, span("hop", 3 * MS, thread="a")])] == [
         "a",
         "b",
         "worker",
@@ -222,7 +201,7 @@ def test_hovering_over_a_mark(each: Span, show: Open) -> None:
 
 
 def test_marks_that_lie_on_one_another_are_counted(show: Open) -> None:
-    tab = show([*(span("bind", at / 1000) for at in range(5)), span("hop", 5000, thread="late")])
+    tab = show([*(span("bind", at * US) for at in range(5)), span("hop", 5000 * MS, thread="late")])
     x, y = tab.painted("bind")[20]
     tab.page.mouse.move(x, y)
     assert "and 4 more here" in tab.text("#tip")
@@ -260,7 +239,7 @@ def test_filtering_by_thread(show: Open) -> None:
 
 
 def test_only_with_errors(show: Open) -> None:
-    failed = span("generation", 50, 100, thread="cut off", error="ValueError: no")
+    failed = span("generation", 50 * MS, 100 * MS, thread="cut off", error="ValueError: no")
     tab = show([*EACH, failed])
     tab.page.check("#errors")
     assert sorted(tab.texts("#rows td:nth-child(3)")) == ["cut off", "failing"]
@@ -277,7 +256,7 @@ def place(tab: Tab) -> str:
 
 
 def test_a_click_selects_and_turns_the_table(show: Open) -> None:
-    spans = [*many(120, 3), span("drift", 2000, thread="the last")]
+    spans = [*many(120, 3), span("drift", 2000 * MS, thread="the last")]
     tab = show(spans)
     assert place(tab) == "1-50 of 121"
     x, y = next(point for point in reversed(tab.painted("drift")))
@@ -347,7 +326,14 @@ def test_by_keyboard_alone(show: Open) -> None:
 
 
 def test_arrows_go_along_a_lane(show: Open) -> None:
-    tab = show([span("bind", 0), span("hop", 10), span("drift", 20), span("hop", 5, thread="b")])
+    tab = show(
+        [
+            span("bind", 0),
+            span("hop", 10 * MS),
+            span("drift", 20 * MS),
+            span("hop", 5 * MS, thread="b"),
+        ]
+    )
     tab.page.focus("#lanes")
     heard = []
     for key in ("Home", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown"):
@@ -422,19 +408,23 @@ def test_zooming_at_the_pointer_and_dragging(show: Open) -> None:
 
 def test_generations_that_overlap_are_on_lines_of_their_own(show: Open) -> None:
     tab = show(
-        [span("generation", 0, 100), span("generation", 50, 100), span("generation", 120, 9)]
+        [
+            span("generation", 0, 100 * MS),
+            span("generation", 50 * MS, 100 * MS),
+            span("generation", 120 * MS, 9 * MS),
+        ]
     )
     heights = {y for _x, y in tab.painted("generation")}
     apart = sorted(heights)
     assert apart[-1] - apart[0] > 20
-    tab = show([span("generation", 0, 100), span("generation", 100, 100)])
+    tab = show([span("generation", 0, 100 * MS), span("generation", 100 * MS, 100 * MS)])
     alone = sorted({y for _x, y in tab.painted("generation")})
     assert alone[-1] - alone[0] < 20
 
 
 def test_the_moment_of_the_first_token(show: Open) -> None:
     """A quarter of the way, as `span` has it."""
-    tab = show([span("generation", 0, 100)])
+    tab = show([span("generation", 0, 100 * MS)])
     pale = [x for x, _y in tab.painted("pale")]
     solid = [x for x, _y in tab.painted("generation")]
     assert min(solid) - 2 <= min(pale)
@@ -443,7 +433,7 @@ def test_the_moment_of_the_first_token(show: Open) -> None:
 
 
 def test_a_kind_of_a_version_to_come(show: Open) -> None:
-    tab = show([*EACH, span("<b>teleport</b>", 700, thread="future")])
+    tab = show([*EACH, span("<b>teleport</b>", 700 * MS, thread="future")])
     x, y = tab.painted("other")[0]
     tab.page.mouse.move(x, y)
     assert tab.text("#tip").startswith("<b>teleport</b>")
@@ -453,10 +443,10 @@ def test_a_kind_of_a_version_to_come(show: Open) -> None:
 
 def test_hostile_texts_are_shown_as_text(show: Open) -> None:
     spans = [
-        span("explained", at * 100, thread=bad, error=bad, entry_point=bad, handles=(bad,))
+        span("explained", at * 100 * MS, thread=bad, error=bad, entry_point=bad, handles=(bad,))
         for at, bad in enumerate(HOSTILE)
     ]
-    tab = show([*spans, span(HOSTILE[1], 800)])
+    tab = show([*spans, span(HOSTILE[1], 800 * MS)])
     assert HOSTILE[0] in tab.texts("#rows td:nth-child(3)")
     for row in range(len(HOSTILE)):
         tab.page.click(f"#rows tr:nth-child({row + 1}) td:nth-child(2)")
@@ -572,7 +562,7 @@ def test_ten_thousand_spans_on_five_hundred_threads(show: Open) -> None:
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1280, 2560])
 def test_the_page_is_no_wider_than_the_window(width: int, show: Open) -> None:
-    long = [span("bind", at, thread="a_long_name" * 40, error="x" * 3000) for at in range(3)]
+    long = [span("bind", at * MS, thread="a_long_name" * 40, error="x" * 3000) for at in range(3)]
     tab = show([*EACH, *long], viewport={"width": width, "height": 740})
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert tab.page.evaluate(overflow) == 0
@@ -597,7 +587,7 @@ def test_words_for_durations_are_the_same_in_the_summary_and_the_table(show: Ope
         999_499_999,
         2_500_000_000,
     ]
-    tab = show([span("bind", at, length / MS) for at, length in enumerate(lengths)])
+    tab = show([span("bind", at * MS, length) for at, length in enumerate(lengths)])
     shown = tab.texts("#rows td:nth-child(7)")
     assert shown == [page.duration(length) for length in lengths]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_autobind.cli import output
-from mlx_autobind.cli.spans import Generation, Reading, Span, percentiles
+from mlx_autobind.cli.spans import Generation, Lane, Reading, Span, percentiles
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # Nanoseconds that any reader can make a date of; files may say anything.
@@ -147,7 +147,7 @@ def render(spans: Sequence[Span], reading: Reading) -> str:
 def facts(spans: Sequence[Span]) -> Iterator[Fact]:
     """Yield the figures of the summary of `spans`."""
     counts = Counter(span.kind for span in spans)
-    threads = {(span.process, span.thread_id, span.thread) for span in spans}
+    threads = {span.lane for span in spans}
     yield Fact("threads", f"{len(threads):,}")
     yield Fact("processes", f"{len({span.process for span in spans}):,}")
     for mark in MARKS:
@@ -209,7 +209,7 @@ def encode(spans: Sequence[Span]) -> dict[str, Any]:
     for at, span in enumerate(spans):
         started = _bounded(span.started_ns)
         row = {
-            "lane": numbered[span.process, span.thread_id, span.thread],
+            "lane": numbered[span.lane],
             "delta": started - before,
             "duration": _bounded(span.duration_ns),
             "kind": place(span.kind),
@@ -237,13 +237,13 @@ def encode(spans: Sequence[Span]) -> dict[str, Any]:
     }
 
 
-def lanes(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
-    """Return process, identifier and name of each thread in `spans`.
+def lanes(spans: Sequence[Span]) -> list[Lane]:
+    """Return each thread in `spans`.
 
     Those of a process stand together; in it, and among processes, the first to do something is
-    the first. The name belongs to it because identifiers are reused.
+    the first.
     """
-    found = dict.fromkeys((span.process, span.thread_id, span.thread) for span in spans)
+    found = dict.fromkeys(span.lane for span in spans)
     processes = {process: at for at, process in enumerate(dict.fromkeys(lane[0] for lane in found))}
     return sorted(found, key=lambda lane: processes[lane[0]])
 

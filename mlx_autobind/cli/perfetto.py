@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_autobind.cli import output
-from mlx_autobind.cli.spans import Span
+from mlx_autobind.cli.spans import Lane, Span
 
 # A track holds slices that lie in one another; all other kinds are shown as a moment.
 SLICES = frozenset({"bind", "generation"})
@@ -15,7 +15,6 @@ SLICES = frozenset({"bind", "generation"})
 _PROCESSES = range(1, 2**31)
 
 Event = dict[str, Any]
-Lane = tuple[int, int, str]
 
 
 def write(spans: Sequence[Span], out: Path) -> None:
@@ -79,7 +78,7 @@ class _Tracks:
 
     def place(self, span: Span) -> int:
         """Return the number of the track for `span`; they come by start, longer ones first."""
-        tracks = self.lanes.setdefault((span.process, span.thread_id, span.thread), {})
+        tracks = self.lanes.setdefault(span.lane, {})
         if span.kind not in SLICES:
             return next(iter(tracks), 0) or self._add(tracks)
         end = span.started_ns + max(span.duration_ns, 0)

@@ -13,6 +13,9 @@ from mlx_autobind.telemetry import SCOPE
 GENERATION = "generation"
 _NS = 1e-9
 
+# A thread of a trace: process, identifier and name. Identifiers are reused.
+Lane = tuple[int, int, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -78,6 +81,11 @@ class Span:
     error: str
     generation: Generation | None = None
     rank: int | None = None
+
+    @property
+    def lane(self) -> Lane:
+        """The thread that it is on."""
+        return self.process, self.thread_id, self.thread
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:

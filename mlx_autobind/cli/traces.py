@@ -273,10 +273,11 @@ def tree(spans: Sequence[Span]) -> None:
         thread = f"thread {span.thread} ({span.thread_id})"
         if around is not None and (span.trace_id, span.parent_id) not in waiting:
             parent = place(around)
-            elsewhere = (around.process, around.thread_id) != (span.process, span.thread_id)
+            # One that was given another name meanwhile is still the same.
+            elsewhere = around.lane[:2] != span.lane[:2]
         else:
             process = branch(span.process, root, f"process {_process(span)}")
-            parent = branch((span.process, span.thread, span.thread_id), process, thread)
+            parent = branch(span.lane, process, thread)
             elsewhere = False
         waiting.discard(key)
         said = f"{_time(span.started_ns)[11:]} {span.kind} {_length(span.duration_ns)}"
@@ -298,7 +299,7 @@ def _length(duration_ns: int) -> str:
 def summary(spans: list[Span], reading: Reading) -> Iterator[str]:
     """Yield the lines of the summary."""
     kinds = Counter(span.kind for span in spans)
-    threads = {(span.process, span.thread_id, span.thread) for span in spans}
+    threads = {span.lane for span in spans}
     processes = {span.process for span in spans}
     counted = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
     yield f"{len(spans)} spans on {len(threads)} threads of {len(processes)} processes: {counted}"
