@@ -40,19 +40,20 @@ def holding(*texts: str) -> Callable[[str], bool]:
     return lambda verdict: any(text in verdict for text in texts)
 
 
+FIRST = "no Stream"  # on the page: it is what people search for
 # A verdict tells of the first of them that it fits.
 SYMPTOMS = (
     Symptom(
         "hang",
         "clients wait for ever, a future is never done",
-        "The thread that does the work died of the error below, or two generations wait for "
+        "The thread that does the work died of the first of these, or two generations wait for "
         "each other.",
         holding("hung"),
     ),
     Symptom(
         "closed connection",
         "`Remote end closed connection without response`",
-        "The handler of a server died of the error below before it answered.",
+        "The handler of a server died of the first of these before it answered.",
         holding("Remote end closed"),
     ),
     Symptom(
@@ -64,7 +65,7 @@ SYMPTOMS = (
         holding("StreamContext"),
     ),
     Symptom(
-        "no Stream",
+        FIRST,
         "`RuntimeError: There is no Stream(gpu, 1) in current thread.` (on the CPU "
         "`Stream(cpu, 0)`; the number differs)",
         "The thread uses a stream, or an array with pending work, of another thread.",
@@ -102,7 +103,7 @@ OTHERWISE = Symptom("otherwise", "something else", "", lambda _verdict: True)
 def symptom_of(verdict: str) -> Symptom:
     """Return what `verdict`, which is not right, tells of."""
     if "native threads for" in verdict and not verdict.endswith(", 0 failed"):
-        return next(each for each in SYMPTOMS if each.title == "no Stream")
+        return next(each for each in SYMPTOMS if each.title == FIRST)
     return next(each for each in (*SYMPTOMS, OTHERWISE) if each.told_by(verdict))
 
 
@@ -139,9 +140,9 @@ BY_STACK = """
 
 Measured on Linux and the CPU, with real libraries and models with random weights, Python 3.11
 unless another is named. On Metal and CUDA, by its source, mlx 0.31.2 does what 0.32 does here; that
-was not measured. An `S` number is a program, described in [Scenarios](scenarios.md); what fails on a stack is listed below the first
-sign that it gave. What the agent makes of each is in [Compatibility](compatibility.md).
-
+was not measured. An `S` number is a program, described in [Scenarios](scenarios.md); it stands
+at the first sign that it gave. What the agent makes of each is in
+[Compatibility](compatibility.md).
 """
 
 SINGLE = """
@@ -165,20 +166,39 @@ The agent does the same on all of them: [how it works](how-it-works.md).
 def errors(runs: Runs) -> str:
     """Return the page of what happens without the agent."""
     found = [(run, failures(run)) for run in runs]
-    used = {title for _run, by_symptom in found for title in by_symptom}
-    columns = [each for each in (*SYMPTOMS, OTHERWISE) if each.title in used]
-    lines = [f"| {each.title} | {each.seen} | {each.why} |" for each in columns]
-    text = ERRORS + "\n".join(lines) + "\n" + BY_STACK
-    heads = ["mlx", "mlx-lm", "mlx-vlm", *(each.title for each in columns)]
-    text += f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n"
+    used = [
+        each
+        for each in sorted((*SYMPTOMS, OTHERWISE), key=lambda symptom: symptom.title != FIRST)
+        if any(each.title in by_symptom for _run, by_symptom in found)
+    ]
+    lines = [f"| {each.title} | {each.seen} | {each.why} |" for each in used]
+    lines += [BY_STACK, "| mlx | mlx-lm | mlx-vlm | without the agent |", "|---|---|---|---|"]
     for run, by_symptom in found:
         cells = [run["stack"].get(name, "") for name in ("mlx", "mlx-lm", "mlx-vlm")]
         python = run["stack"]["python"].rpartition(".")[0]
         if python != "3.11":
             cells[0] += f" (Python {python})"
-        cells += [" ".join(by_symptom.get(each.title, ())) for each in columns]
-        text += f"| {' | '.join(cells)} |\n"
-    return text + SINGLE
+        said = [
+            f"**{each.title}:** {shortened(by_symptom[each.title])}"
+            for each in used
+            if each.title in by_symptom
+        ]
+        lines.append(f"| {' | '.join(cells)} | {'; '.join(said) or 'all right'} |")
+    return ERRORS + "\n".join(lines) + "\n" + SINGLE
+
+
+def shortened(scenarios: Sequence[str]) -> str:
+    """Return the names of `scenarios`, what follows one another as a range."""
+    order = list(SCENARIOS)
+    ranges: list[list[str]] = []
+    for each in scenarios:
+        if ranges and order.index(each) == order.index(ranges[-1][-1]) + 1:
+            ranges[-1].append(each)
+        else:
+            ranges.append([each])
+    return ", ".join(
+        ", ".join(each) if len(each) < 3 else f"{each[0]} to {each[-1]}" for each in ranges
+    )
 
 
 # In the words of whoever has such a program.
