@@ -259,6 +259,11 @@ streams to threads on the CPU (mlx 0.32 and later) and on which there is such a 
 FOOT = """
 `explained`: the error remains, and says in its own text which thread the array belongs to, what to
 do, and which mode cures it. The programs are in `tests/programs` and `tests/test_scenarios.py`.
+This runs them all on every stack, in an hour or two, and writes these pages anew:
+
+```shell
+nox -f .ci/noxfile.py -t matrix
+```
 """
 
 
