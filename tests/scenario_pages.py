@@ -156,7 +156,7 @@ were cleared still fail |
 | 0.32 | the same, in default arguments, entered across the yields of its generators | as before, \
 and generators complain when they change threads; assigning the module attribute does nothing |
 
-mlx-vlm made the same way: plain until 0.4, one for each thread from 0.5 on. Models that keep state
+mlx-vlm went the same way: plain until 0.4, one for each thread from 0.5 on. Models that keep state
 on themselves (S16) mix it up between generations at once on every mlx, old ones included.
 
 The agent does the same on all of them: [how it works](how-it-works.md).
