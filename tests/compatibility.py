@@ -4,8 +4,8 @@
     python -m tests.compatibility table FOLDER    print the table of all runs in FOLDER
 
 `run` writes one JSON file into FOLDER, named after the stack. `table --into docs` adds what
-is in FOLDER to docs/compatibility.json and writes docs/compatibility.md anew. Nothing of
-the page is written by hand but the reasons below.
+is in FOLDER to docs/compatibility.json and writes docs/compatibility.md anew, and with it the pages
+of `tests.scenario_pages`. Nothing of the page is written by hand but the reasons below.
 """
 
 import argparse
@@ -400,6 +400,9 @@ def main() -> int:
         merged.update({_name(run): run for run in runs})
         known.write_text(json.dumps(list(merged.values()), indent=1) + "\n")
         (arguments.into / "compatibility.md").write_text(table(read(known)))
+        from tests import scenario_pages
+
+        scenario_pages.write(arguments.into)
         return 0
     found = measure(arguments.only)
     arguments.folder.mkdir(parents=True, exist_ok=True)

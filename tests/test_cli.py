@@ -119,10 +119,11 @@ def test_the_help_of_every_command(name: str) -> None:
     assert "--help" in options
 
 
-def test_the_readme_names_every_command() -> None:
-    readme = (harness.ROOT / "README.md").read_text()
+def test_the_documentation_names_every_command() -> None:
+    pages = [harness.ROOT / "README.md", *(harness.ROOT / "docs").glob("*.md")]
+    text = "".join(page.read_text() for page in pages)
     for name in COMMANDS:
-        assert name == "demo" or f"mlx-autobind {name}" in readme or f"`{name}`" in readme
+        assert f"mlx-autobind {name}" in text or f"python -m mlx_autobind {name}" in text
 
 
 def test_no_command_and_an_unknown_one() -> None:
