@@ -324,7 +324,6 @@ TESTED = {
 }
 
 
-
 def _numbers(version: str) -> tuple[int, ...]:
     import re
 
