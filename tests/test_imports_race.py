@@ -1,0 +1,44 @@
+"""A few of the soak's races: imports, first calls, installs and uninstalls at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.soak import children, imports
+from tests.stacks import Stack
+
+RACES = 3
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("soak")
+    children.prepare(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mode", children.MODES)
+def test_races(mode: str, prepared: Path, stack: Stack) -> None:
+    if stack.inert:
+        pytest.skip("every mode is inert on this mlx")
+    options: dict[str, Any] = {"part": "races", "seed": 0, "first": 0, "count": RACES}
+    found = children.run({**options, "mode": mode}, prepared, 60)
+    assert found["failures"] == []
+    assert found["operations"]["races"] == RACES
+    assert found["operations"]["installs"] >= RACES
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (RuntimeError("There is no Stream(cpu, 1) in current thread."), False),
+        (AttributeError("'NoneType' object has no attribute 'load'"), False),
+        (AttributeError("module 'mlx_lm' has no attribute 'load'"), True),
+        (ImportError("cannot import name 'a' from partially initialized module 'mlx_lm'"), True),
+        (ImportError("cannot import name 'a' from 'mlx_lm.generate' (file)"), True),
+        (ImportError("cannot import name 'a' from 'mlx_autobind' (file)"), False),
+    ],
+)
+def test_what_python_refuses(error: Exception, refused: bool) -> None:
+    assert imports.refused(error) == refused
