@@ -160,7 +160,10 @@ class RandomState:
 def _read() -> int:
     """Return the key of the calling thread."""
     state: Any = mx.random.state
-    high, low = state[0].tolist()
+    key = state[0]
+    # By name, which in `shared` mode takes the lock: `tolist` would evaluate without it.
+    mx.eval(key)
+    high, low = key.tolist()
     return int(high) << _BITS | int(low)
 
 
