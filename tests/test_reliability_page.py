@@ -117,7 +117,7 @@ def defective(tmp_path_factory: pytest.TempPathFactory, stack: Stack) -> Path:
     [
         {"part": "threads", "minutes": 0.1, "slots": 4},
         {"part": "short-lived", "first": 0, "count": 20},
-        {"part": "stateful", "minutes": 0, "examples": 10},
+        {"part": "stateful", "minutes": 0, "examples": 10, "shrink": False},
         {"part": "races", "first": 0, "count": 2},
     ],
     ids=lambda options: str(options["part"]),

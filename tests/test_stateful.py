@@ -25,6 +25,7 @@ def test_any_order_of_public_calls(mode: str, prepared: Path, stack: Stack) -> N
     if mode == "shared" and not stack.binds_on_cpu:
         pytest.skip("mlx has streams that any thread may use from 0.32.0 on")
     options: dict[str, Any] = {"part": "stateful", "seed": 0, "minutes": 0, "examples": EXAMPLES}
+    options["shrink"] = True
     found = children.run({**options, "mode": mode}, prepared, 30)
     assert found["failures"] == []
     assert found["operations"]["examples"] >= EXAMPLES

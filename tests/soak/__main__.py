@@ -4,7 +4,7 @@
                          [--into docs/reliability.md] PART ...
 
 The parts are threads, short-lived, stateful and races. ``--minutes`` is for the 64 threads; the
-state machine takes a quarter of it. Two children run at once. With ``--into`` the page is written,
+state machine takes a fifth of it. Two children run at once. With ``--into`` the page is written,
 and the JSON file beside it; parts and modes that are not run this time stay in there as they were.
 Exit code 1 if anything failed or went over its bound.
 """
@@ -62,12 +62,12 @@ def _short_lived(mode: str, asked: argparse.Namespace) -> Iterator[Job]:
 
 
 def _stateful(mode: str, asked: argparse.Namespace) -> Iterator[Job]:
-    minutes = asked.minutes / 4
+    minutes = asked.minutes / 5
     yield "stateful", mode, {"minutes": minutes}, 60 * minutes + 300
 
 
 def _races(mode: str, asked: argparse.Namespace) -> Iterator[Job]:
-    races = max(1, asked.races // RACES_WITHOUT) if mode == "none" else asked.races
+    races = max(1, asked.races // (RACES_WITHOUT if mode == "none" else len(children.MODES)))
     for first in range(0, races, RACES_A_CHILD):
         count = min(RACES_A_CHILD, races - first)
         yield "races", mode, {"first": first, "count": count}, 60 + RACE_S * count
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--mode", choices=children.MODES)
-    parser.add_argument("--races", type=int, default=1000, help="in each mode")
+    parser.add_argument("--races", type=int, default=1000, help="in all modes together")
     parser.add_argument("--threads", type=int, default=10_000, help="short-lived, in each mode")
     parser.add_argument("--into", type=Path, metavar="FILE", help="the page to write")
     parser.add_argument("parts", nargs="+", choices=list(JOBS), metavar="PART")

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -125,10 +126,11 @@ class Round:
             return
         import mlx_autobind
 
-        for _ in range(drawn.randint(1, 4)):
-            mlx_autobind.uninstall()
-            mlx_autobind.install()
-            self.counts["installs"] += 1
+        # At some moment of the imports, which take a tenth of a second or more.
+        time.sleep(drawn.random() * 0.2)
+        mlx_autobind.uninstall()
+        mlx_autobind.install()
+        self.counts["installs"] += 1
 
 
 def purge() -> None:

@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
             worker.end()
 
 
-def check(work: Work, number: int | None, examples: int) -> None:
+def check(work: Work, number: int | None, examples: int, *, shrink: bool = True) -> None:
     """Run the machine; raise what it finds. `number` is the seed, None always the same."""
 
     class Checked(Machine):
@@ -278,7 +278,7 @@ def check(work: Work, number: int | None, examples: int) -> None:
             derandomize=number is None,
             database=None,
             deadline=None,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
             suppress_health_check=list(HealthCheck),
             print_blob=False,
         ),
@@ -292,7 +292,7 @@ def run(work: Work, options: dict[str, Any]) -> dict[str, Any]:
     until = time.monotonic() + 60 * options["minutes"]
     try:
         if not options["minutes"]:
-            check(work, None, options["examples"])
+            check(work, None, options["examples"], shrink=options["shrink"])
         while time.monotonic() < until:
             check(work, number, EXAMPLES)
             number += 1

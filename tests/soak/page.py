@@ -103,7 +103,7 @@ def facts() -> dict[str, str]:
 
 def memory_bound(result: dict[str, Any]) -> float:
     """Return by how many MiB memory may grow from the middle third to the last."""
-    threads = result["threads_most"] - result["threads_start"]
+    threads = int(result["threads_most"]) - int(result["threads_start"])
     return MEMORY_MIB + threads * KIB_A_THREAD / 1024
 
 
