@@ -93,14 +93,13 @@ def test_bounds(changed: dict[str, Any], wrong: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def defective(tmp_path_factory: pytest.TempPathFactory, stack: Stack) -> Path:
+def defective(tmp_path_factory: pytest.TempPathFactory, prepared: Path, stack: Stack) -> Path:
     """Return what a soak needs, with one token of each reference changed."""
     if stack.inert:
         pytest.skip("every mode is inert on this mlx")
-    right, folder = tmp_path_factory.mktemp("right"), tmp_path_factory.mktemp("wrong")
-    children.prepare(right)
-    shutil.copytree(right / "tiny", folder / "tiny")
-    references = json.loads((right / "references.json").read_text())
+    folder = tmp_path_factory.mktemp("wrong")
+    shutil.copytree(prepared / "tiny", folder / "tiny")
+    references = json.loads((prepared / "references.json").read_text())
     # The program compares the first answer itself before it begins.
     for tokens in [*references["tokens"][1:], *references["turns"].values()]:
         tokens[-1] += 1

@@ -11,13 +11,6 @@ from tests.stacks import Stack
 EXAMPLES = 12
 
 
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("soak")
-    children.prepare(folder)
-    return folder
-
-
 @pytest.mark.parametrize("mode", children.MODES)
 def test_any_order_of_public_calls(mode: str, prepared: Path, stack: Stack) -> None:
     if stack.inert:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,23 @@ def run(options: dict[str, Any], prepared: Path, seconds: float) -> dict[str, An
         )
     found: dict[str, Any] = outcome.result if isinstance(outcome.result, dict) else {}
     failures = list(found.get("failures", []))
+    if mode is None:
+        return _without(found, outcome)
     if outcome.code is None:
         failures.append(f"hangs:\n{outcome.stderr[-6000:]}")
-    elif outcome.code != 0 or (outcome.stderr and mode is not None):
+    elif outcome.code != 0 or outcome.stderr:
         failures.append(f"exit code {outcome.code}:\n{outcome.stderr[-3000:]}")
     elif not found:
         failures.append("has printed no result")
     return {**found, "failures": failures}
+
+
+def _without(found: dict[str, Any], outcome: harness.Outcome) -> dict[str, Any]:
+    """Return what came of a child without the agent: its failures are not ours, but counted."""
+    counts = Counter(found.get("operations", {}))
+    counts["other errors"] += len(found.get("failures", []))
+    counts["exit codes but 0"] += outcome.code != 0
+    return {**found, "operations": dict(counts), "failures": []}
 
 
 @contextlib.contextmanager

@@ -46,8 +46,9 @@ def refused(error: BaseException) -> bool:
         # takes the module out of sys.modules as well.
         if isinstance(error, AttributeError) and text.startswith(f"module '{PURGED}"):
             return True
-        if isinstance(error, ImportError) and f"from '{PURGED}" in text:
-            return True
+        # The lazy modules of transformers are no safer, the first time.
+        if isinstance(error, ImportError) and text.startswith("cannot import name"):
+            return any(f" from '{package}" in text for package in (PURGED, "transformers"))
         if isinstance(error, KeyError) and text.strip("'").startswith(PURGED):
             return True
         cause = error.__cause__ or error.__context__
