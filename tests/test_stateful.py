@@ -8,7 +8,7 @@ import pytest
 from tests.soak import children
 from tests.stacks import Stack
 
-EXAMPLES = 12
+EXAMPLES = 10
 
 
 @pytest.mark.parametrize("mode", children.MODES)
