@@ -15,6 +15,10 @@ RACES = 3
 def test_races(mode: str, prepared: Path, stack: Stack) -> None:
     if stack.inert:
         pytest.skip("every mode is inert on this mlx")
+    if stack.plain_handle:
+        pytest.skip("while the agent is out, other threads fail as they do without it")
+    if mode == "shared" and not stack.binds_on_cpu:
+        pytest.skip("mlx has streams that any thread may use from 0.32.0 on")
     options: dict[str, Any] = {"part": "races", "seed": 0, "first": 0, "count": RACES}
     found = children.run({**options, "mode": mode}, prepared, 60)
     assert found["failures"] == []

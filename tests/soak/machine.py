@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import mlx_autobind
+from tests import stacks
 from tests.soak.model import PROMPTS, STOPS
 from tests.soak.work import Answer, Work, expect, rest
 
@@ -33,10 +34,12 @@ WORKERS = 3
 PATIENCE_S = 60.0
 
 # Examples of one run of hypothesis: it keeps what it has tried, and gets slower.
-EXAMPLES = 40
+EXAMPLES = 20
 STEPS = 30
 
 COUNTS: Counter[str] = Counter()
+
+PLAIN_HANDLE = stacks.installed().plain_handle
 
 _worker = st.integers(0, WORKERS - 1)
 _prompt = st.integers(0, len(PROMPTS) - 1)
@@ -153,11 +156,13 @@ class Machine(RuleBasedStateMachine):
         answer = self.do("start", worker, lambda: self.work.stream(prompt))
         return Going(answer, list(self.work.right["tokens"][prompt]))
 
-    # Without the agent an answer stays where it is; with it, it goes wherever it is stepped.
+    # Without the agent an answer stays where it is, and works there if the library's handle is
+    # no plain stream of the thread that imported it; with it, it goes wherever it is stepped.
     @rule(worker=_worker, going=answers, count=st.integers(1, 3))
     def step(self, worker: int, going: Going, count: int) -> None:
         """Step an answer, perhaps on another thread than before."""
-        if not self.installed and self.workers[worker] is not going.at:
+        stays = self.workers[worker] is going.at and not PLAIN_HANDLE
+        if not self.installed and not stays:
             return
         if going.at not in (None, self.workers[worker]):
             COUNTS["hand over"] += 1
