@@ -31,7 +31,7 @@ RACES_A_CHILD = 25
 RACES_WITHOUT = 4
 
 # mlx keeps a native thread for each that has generated, and gets slower with each.
-THREADS_A_CHILD = {"thread": 1000, "owner": 10_000, "shared": 10_000}
+THREADS_A_CHILD = {"thread": 500, "owner": 10_000, "shared": 10_000}
 
 # Seconds that a thread, or a race, may take at the very most.
 THREAD_S = 0.3

@@ -33,6 +33,7 @@ TARGETS = (
 )
 
 SWITCH_S = 1e-6
+AGAIN = 0.25
 ROUND_S = 60.0
 
 
@@ -61,13 +62,17 @@ class Round:
     """One race.
 
     Args:
-        seed: decides the order of imports and how often it is installed.
+        seed: decides the order of imports and when it is installed.
         options: of the part.
         right: the references.
+        installed: the agent is there at the start.
     """
 
-    def __init__(self, seed: str, options: dict[str, Any], right: dict[str, Any]) -> None:
+    def __init__(
+        self, seed: str, options: dict[str, Any], right: dict[str, Any], *, installed: bool
+    ) -> None:
         self._seed, self._options, self._right = seed, options, right
+        self._installed = installed
         self._together = threading.Barrier(5, timeout=ROUND_S)
         self.failures: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -128,10 +133,17 @@ class Round:
         import mlx_autobind
 
         # At some moment of the imports, which take a tenth of a second or more.
-        time.sleep(drawn.random() * 0.2)
-        mlx_autobind.uninstall()
-        mlx_autobind.install()
-        self.counts["installs"] += 1
+        time.sleep(drawn.random() * 0.3)
+        if self._installed:
+            mlx_autobind.uninstall()
+            self.counts["uninstalls"] += 1
+            # Now and then both: to uninstall is to search the heap, and has to be done again.
+            if drawn.random() < AGAIN:
+                mlx_autobind.install()
+                self.counts["installs"] += 1
+        else:
+            mlx_autobind.install()
+            self.counts["installs"] += 1
 
 
 def purge() -> None:
@@ -141,6 +153,16 @@ def purge() -> None:
             del sys.modules[name]
 
 
+def prepare(*, installed: bool) -> None:
+    """Make the next import of the library a first one, with the agent or without."""
+    import mlx_autobind
+
+    mlx_autobind.uninstall()
+    purge()
+    if installed:
+        mlx_autobind.install()
+
+
 def run(options: dict[str, Any]) -> dict[str, Any]:
     """Run the races ``first`` to ``first + count``, and return what came of them."""
     right = json.loads(Path(options["references"]).read_text())
@@ -148,19 +170,20 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     failures: list[str] = []
     sys.setswitchinterval(SWITCH_S)
     for at in range(options["first"], options["first"] + options["count"]):
-        race = Round(f"{options['seed']}:race:{at}", options, right)
+        # By turns it is there at the start, and comes during the race.
+        installed = at % 2 == 0
+        if options["mode"] is not None:
+            prepare(installed=installed)
+        name = f"{options['seed']}:race:{at}"
+        race = Round(name, options, right, installed=installed)
         ended = race.run()
         counts["races"] += 1
         counts.update(race.counts)
         failures += race.failures
         if not ended:
             break
-        if options["mode"] is not None:
-            import mlx_autobind
-
-            mlx_autobind.uninstall()
+        if options["mode"] is None:
             purge()
-            mlx_autobind.install()
-        else:
-            purge()
+    if options["mode"] is not None:
+        prepare(installed=True)
     return {"operations": dict(counts), "failures": failures[:20]}

@@ -41,13 +41,13 @@ again. While the agent is out only what plain mlx allows is asked for. The test 
 examples of it.""",
     "races": """\
 In each race two threads import the targets in different orders while two others load and generate
-for the first time and one uninstalls and installs the agent, all with
-`sys.setswitchinterval(1e-6)`. Between races the library is purged, so that each is a first import;
-every 25 races a new process makes it a cold one. Python itself refuses some imports of a library
-that imports itself in a circle when two threads make them at once (`_DeadlockError`, a module that
-is initialised in part), and so do the lazy modules of transformers: those are counted, with the
-agent and without it. With it a hang, a wrong token, any other error or an exit code but 0 is a
-failure.""",
+for the first time and one installs the agent or, by turns, uninstalls it and sometimes installs it
+again, all with `sys.setswitchinterval(1e-6)`. Between races the library is purged, so that each is
+a first import; every 25 races a new process makes it a cold one. Python itself refuses some imports
+of a library that imports itself in a circle when two threads make them at once (`_DeadlockError`, a
+module that is initialised in part), and so do the lazy modules of transformers: those are counted,
+with the agent and without it. With it a hang, a wrong token, any other error or an exit code but 0
+is a failure.""",
 }
 
 # From the middle third of a run to its last, in MiB, besides what a native thread costs.
