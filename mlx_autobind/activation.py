@@ -9,6 +9,7 @@ import importlib
 import logging
 import sys
 from types import ModuleType
+from typing import Any
 
 import wrapt
 
@@ -66,13 +67,22 @@ def choose_mode(mode: str) -> None:
         RuntimeError: a library is patched already, in another mode.
     """
     now = settings.current().mode
-    patching = sys.modules.get("mlx_autobind.patching")
-    if mode != now and patching is not None and patching.PATCHES.entry_points():
+    module = patching()
+    if mode != now and module is not None and module.PATCHES.entry_points():
         raise RuntimeError(
             f"mode={mode!r}: the libraries are patched in mode {now!r} already; call "
             f"mlx_autobind.install(mode={mode!r}) before they are imported, or uninstall() first"
         )
     settings.choose(mode)
+
+
+def patching() -> Any:
+    """Return `mlx_autobind.patching`, or None if no library has been loaded.
+
+    Waits, if another thread is importing it just now.
+    """
+    name = "mlx_autobind.patching"
+    return importlib.import_module(name) if name in sys.modules else None
 
 
 def installed() -> bool:
@@ -123,6 +133,6 @@ def _patch(module: ModuleType, late: bool) -> None:
 
 def undo() -> None:
     """Take out whatever was patched."""
-    patching = sys.modules.get("mlx_autobind.patching")
-    if patching is not None:
-        patching.PATCHES.undo()
+    module = patching()
+    if module is not None:
+        module.PATCHES.undo()

@@ -1,7 +1,6 @@
 """The public names that need more than the standard library's smallest part."""
 
 import importlib
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,7 +59,7 @@ def status() -> Status:
     """
     installed = activation.installed()
     activation.finish()
-    patching = sys.modules.get("mlx_autobind.patching")
+    patching = activation.patching()
     entry_points: tuple[str, ...] = ()
     handles: tuple[HandleChange, ...] = ()
     late: tuple[str, ...] = ()

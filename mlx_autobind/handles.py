@@ -98,13 +98,16 @@ def module_places(module: types.ModuleType, value: object) -> Iterator[Place]:
             # Past the module's own __setattr__, which may be ours (see `_watching`).
             yield Place(f"{own}.{name}", functools.partial(operator.setitem, namespace, name))
         elif type(member) is types.FunctionType:
-            yield from default_places(member, value)
+            if member.__defaults__ or member.__kwdefaults__:
+                yield from default_places(member, value)
         elif isinstance(member, type) and member.__module__ == own:
             for attribute, inner in list(vars(member).items()):
                 if inner is value:
                     where = f"{own}.{member.__qualname__}.{attribute}"
                     yield Place(where, functools.partial(setattr, member, attribute))
-                elif type(inner) is types.FunctionType:
+                elif type(inner) is types.FunctionType and (
+                    inner.__defaults__ or inner.__kwdefaults__
+                ):
                     yield from default_places(inner, value)
 
 

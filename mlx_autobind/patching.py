@@ -113,6 +113,9 @@ class Patches:
         # mlx destroys as it destroys streams: too late, with the GIL.
         binding.clear_at_exit()
         with self._lock:
+            # Another thread may have uninstalled meanwhile, and `undo` does not come again.
+            if mlx_autobind._finder not in sys.meta_path:
+                return
             self._replace_handles(module, target, late)
             if late and module.__name__ not in self.late:
                 self.late = (*self.late, module.__name__)

@@ -86,10 +86,14 @@ class RandomState:
             self._take()
 
     def _take(self) -> None:
+        # By the first thread alone: what any other had of its own before counts for nothing.
+        # Not under the lock: it evaluates, which in `shared` mode takes that mode's lock.
+        key = self._key
+        if key is None:
+            key = _read()
         with self._lock:
-            # Read, which evaluates, by the first thread alone: what a thread had of its own
-            # before counts for nothing.
-            key = _read() if self._key is None else self._key
+            if self._key is not None:
+                key = self._key
             if self.lent:
                 key = _derive(key)
             self._key, self.holder, self.lent = key, self._thread.identity, True
@@ -166,7 +170,10 @@ class RandomState:
 def _read() -> int:
     """Return the key of the calling thread."""
     state: Any = mx.random.state
-    high, low = state[0].tolist()
+    key = state[0]
+    # By name, which in `shared` mode takes the lock: `tolist` would evaluate without it.
+    mx.eval(key)
+    high, low = key.tolist()
     return int(high) << _BITS | int(low)
 
 

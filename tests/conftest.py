@@ -60,6 +60,16 @@ def reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {prompt: step["tokens"] for prompt, step in steps.items()}
 
 
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what the soak needs: a checkpoint, and the right answers without the agent."""
+    from tests.soak import children
+
+    folder = tmp_path_factory.mktemp("soak")
+    children.prepare(folder)
+    return folder
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Return `harness.run` with a folder of this test's own."""

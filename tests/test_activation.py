@@ -301,3 +301,42 @@ def test_status_before_anything_is_imported(run: Run) -> None:
     """
     found = run(text, agent="import").clean()
     assert found == [True, False, "no target has been imported yet", False]
+
+
+UNINSTALLED_MEANWHILE = """
+    import importlib.util, json, sys, threading
+    import mlx_autobind
+
+    inside, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def find_spec(self, name, path=None, target=None):
+            if name != "mlx_autobind.telemetry":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            execute = spec.loader.exec_module
+            def slowly(module):
+                inside.set()
+                go.wait(60)
+                execute(module)
+            spec.loader.exec_module = slowly
+            return spec
+
+    sys.meta_path.insert(0, Slow())
+    library = threading.Thread(target=lambda: __import__("mlx_lm.generate"))
+    library.start()
+    inside.wait(60)
+    uninstalling = threading.Thread(target=mlx_autobind.uninstall)
+    uninstalling.start()
+    uninstalling.join(0.5)
+    go.set()
+    for thread in (uninstalling, library):
+        thread.join(60)
+    status = mlx_autobind.status()
+    print(json.dumps([inside.is_set(), list(status.entry_points)]))
+"""
+
+
+def test_uninstalled_while_the_first_library_is_patched(run: Run) -> None:
+    assert run(UNINSTALLED_MEANWHILE, agent="import").clean() == [True, []]

@@ -834,3 +834,45 @@ def test_a_batch_is_stepped_by_threads_with_default_streams_of_their_own(
     if stack.mlx_lm < (0, 28):
         pytest.skip("this mlx-lm has no batches")
     assert run(program(CHOSEN), checkpoint, agent="import", env=env(mode)).clean() is True
+
+
+def test_shared_reads_no_random_state_during_a_step(
+    run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if not stack.binds_on_cpu:
+        pytest.skip("mlx has streams that any thread may use from 0.32.0 on")
+    # What a thread has drawn itself is pending on the one stream. A clear reads its state.
+    text = """
+        import json, sys, threading
+        import mlx.core as mx
+        import mlx_lm
+
+        model, tokenizer = mlx_lm.load(sys.argv[1])[:2]
+        bound, inside, cleared = threading.Event(), threading.Event(), threading.Event()
+        overtaken = []
+
+        def clear():
+            list(mlx_lm.stream_generate(model, tokenizer, [5, 6], max_tokens=1))
+            bound.set()
+            inside.wait(60)
+            mx.random.seed(7)
+            mx.random.normal((2,))
+            mx.clear_streams()
+            cleared.set()
+
+        def processor(tokens, logits):
+            if not overtaken:
+                inside.set()
+                overtaken.append(cleared.wait(1))
+            return logits
+
+        thread = threading.Thread(target=clear)
+        thread.start()
+        bound.wait(60)
+        options = {"max_tokens": 2, "logits_processors": [processor]}
+        list(mlx_lm.stream_generate(model, tokenizer, [5, 6], **options))
+        thread.join()
+        print(json.dumps(overtaken))
+    """
+    outcome = run(text, checkpoint, agent="import", env=env("shared"))
+    assert outcome.clean() == [False]

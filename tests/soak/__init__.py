@@ -1,0 +1,1 @@
+"""Hours of threads in minutes: ``python -m tests.soak``."""
