@@ -82,6 +82,14 @@ def test_verdicts(low: float, median: float, budget: Budget | None, verdict: str
     assert row.verdict() == verdict
 
 
+@pytest.mark.parametrize(
+    ("control", "verdict"), [(None, "missed"), (1.04, "missed"), (1.06, "undecided")]
+)
+def test_what_cannot_be_told_from_noise(control: float | None, verdict: str) -> None:
+    row = dataclasses.replace(ROW, low=1.08, median=1.1, budget=Budget(1.05), control=control)
+    assert row.verdict() == verdict
+
+
 def test_a_missed_budget_is_said_to_be_one() -> None:
     row = dataclasses.replace(ROW, low=1.08, budget=Budget(1.05))
     text = page.render({"calls": page.group([row], {"processor": "one"}, "command")})

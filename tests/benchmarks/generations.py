@@ -143,7 +143,9 @@ def measure(scale: Scale) -> Iterator[Row]:
                 closed(started.values())
         for name, parts in found.items():
             budgets = {f"{name}, {THREAD}": BUDGET}
-            yield from rows(_named(joined(parts), name), f"{name}, {OFF}", budgets)
+            took = _named(joined(parts), name)
+            control = f"{name}, {AGAIN}"
+            yield from rows(took, f"{name}, {OFF}", budgets, control=control)
         if cannot_count() is None:
             started = children(OFF, THREAD, counted=True)
             try:

@@ -23,7 +23,8 @@ from typing import Any, Literal
 from tests import harness
 
 Unit = Literal["s", "instructions"]
-# Undecided: the middle is beyond the limit and the lower quartile is not.
+# Undecided: the middle is beyond the limit, and the lower quartile is not, or the same thing
+# measured twice differs by more than the limit allows.
 Verdict = Literal["kept", "undecided", "missed"]
 
 # Counting slows a program down fifty times.
@@ -58,6 +59,7 @@ class Row:
         base: the median of `against`, in `unit`.
         difference: the median of the differences, in `unit`.
         budget: None if there is none.
+        control: the median ratio of `against` to the same thing once more, if that was measured.
     """
 
     what: str
@@ -70,6 +72,7 @@ class Row:
     base: float
     difference: float
     budget: Budget | None = None
+    control: float | None = None
 
     def verdict(self) -> Verdict | None:
         """Tell whether the budget is kept; None if there is none."""
@@ -80,7 +83,9 @@ class Row:
             low, median = (low - 1) * self.base, self.difference
         if median <= self.budget.limit:
             return "kept"
-        return "undecided" if low <= self.budget.limit else "missed"
+        limit = self.budget.limit
+        told = self.control is None or abs(self.control - 1) <= limit - 1
+        return "missed" if told and low > limit else "undecided"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,11 +152,24 @@ def rows(
     budgets: Mapping[str, Budget] | None = None,
     *,
     unit: Unit = "s",
+    control: str | None = None,
 ) -> list[Row]:
-    """Return a row for each of what `interleave` found but `against` itself."""
+    """Return a row for each of what `interleave` found but `against` itself.
+
+    Args:
+        found: what `interleave` found.
+        against: what all are a ratio to.
+        budgets: by what was measured.
+        unit: of `found`.
+        control: which of `found` is the same as `against`.
+    """
     limits = budgets or {}
+    known = None if control is None else row(found, control, against).median
     return [
-        row(found, what, against, unit=unit, budget=limits.get(what))
+        dataclasses.replace(
+            row(found, what, against, unit=unit, budget=limits.get(what)),
+            control=known if what in limits else None,
+        )
         for what in found
         if what != against
     ]

@@ -56,7 +56,8 @@ REASONS: dict[str, str] = {
 
 VERDICTS = {
     "kept": "kept",
-    "undecided": "cannot be told: the quartiles are on both sides of it",
+    "undecided": "cannot be told: the quartiles are on both sides of it, or the same thing "
+    "measured twice differs by more",
     "missed": "**missed**",
 }
 
