@@ -177,23 +177,38 @@ def _members(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+# What responses call the prompt caches that they hand back.
+_CACHES = ("prompt_cache", "caches")
+
+
+@functools.lru_cache(maxsize=64)
+def _caches_of(kind: type) -> tuple[str, ...] | None:
+    """Return which attributes of a `kind` may hold caches; None if it holds responses."""
+    if issubclass(kind, (list, tuple)):
+        return None
+    fields = getattr(kind, "__dataclass_fields__", _CACHES)
+    return tuple(name for name in _CACHES if name in fields)
+
+
 @shielded
 def _realise_caches(result: Any) -> None:
     """Realise the prompt caches that a batch hands back.
 
-    Most steps finish nothing, so that what is looked at is two attributes a response.
+    Most steps finish nothing, so that what is looked at is one attribute a response.
     """
+    if isinstance(result, dict):
+        realise(result)
+        return
     left = [result]
-    while left:
-        each = left.pop()
-        if isinstance(each, (list, tuple)):
+    for each in left:
+        names = _caches_of(each.__class__)
+        if names is None:
             left += each
-        elif isinstance(each, dict):
-            realise(each)
-        else:
-            for cache in (getattr(each, "prompt_cache", None), getattr(each, "caches", None)):
-                if cache is not None and not callable(cache):
-                    realise(cache)
+            continue
+        for name in names:
+            cache = getattr(each, name, None)
+            if cache is not None and not callable(cache):
+                realise(cache)
 
 
 def wrap_load_weights(function: Function, site: Site) -> Function:

@@ -128,8 +128,18 @@ def row(
     *,
     unit: Unit = "s",
     budget: Budget | None = None,
+    control: str | None = None,
 ) -> Row:
-    """Return what `what` costs against `against`, of what `interleave` found."""
+    """Return what `what` costs against `against`, of what `interleave` found.
+
+    Args:
+        found: what `interleave` found.
+        what: one of `found`.
+        against: another.
+        unit: of `found`.
+        budget: that it has to stay within.
+        control: which of `found` is the same as `against`.
+    """
     pairs = list(zip(found[what], found[against], strict=True))
     low, median, high = statistics.quantiles([one / other for one, other in pairs], n=4)
     return Row(
@@ -143,6 +153,7 @@ def row(
         statistics.median(other for _, other in pairs),
         statistics.median(one - other for one, other in pairs),
         budget,
+        None if control is None else row(found, control, against).median,
     )
 
 
@@ -164,11 +175,14 @@ def rows(
         control: which of `found` is the same as `against`.
     """
     limits = budgets or {}
-    known = None if control is None else row(found, control, against).median
     return [
-        dataclasses.replace(
-            row(found, what, against, unit=unit, budget=limits.get(what)),
-            control=known if what in limits else None,
+        row(
+            found,
+            what,
+            against,
+            unit=unit,
+            budget=limits.get(what),
+            control=control if what in limits else None,
         )
         for what in found
         if what != against
