@@ -199,7 +199,7 @@ def _realise_caches(result: Any) -> None:
     if isinstance(result, dict):
         realise(result)
         return
-    left = [result]
+    left, caches = [result], []
     for each in left:
         names = _caches_of(each.__class__)
         if names is None:
@@ -208,7 +208,9 @@ def _realise_caches(result: Any) -> None:
         for name in names:
             cache = getattr(each, name, None)
             if cache is not None and not callable(cache):
-                realise(cache)
+                caches.append(cache)
+    if caches:
+        realise(caches)
 
 
 def wrap_load_weights(function: Function, site: Site) -> Function:
