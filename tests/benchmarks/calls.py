@@ -1,6 +1,7 @@
 """What a call and an item of a generator cost on a thread that has its stream."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import threading
@@ -50,10 +51,11 @@ def call(value: int) -> int:
     return value
 
 
+@dataclasses.dataclass
 class Response:
-    """Stands for what a step of a batch gives."""
+    """Stands for what a step of a batch gives, a dataclass as the libraries' own."""
 
-    prompt_cache = None
+    prompt_cache: None = None
 
 
 RESPONSES = [Response()]
