@@ -46,20 +46,27 @@ no cost."""
 
 WITHOUT_A_REASON = "No reason is known: a defect."
 
-# Why a budget is missed, by what is measured. The only thing on the page written by hand.
+# Why a budget is not kept, by what is measured. The only thing on the page written by hand.
 REASONS: dict[str, str] = {
     binds.BOUND: "paid once by each thread, and most of it because the thread has run nothing "
     "yet: the same bind on a thread that was bound before is the row after it. What is left is the "
     "stream, what clears it as the thread ends, the random state, the record and its span; nothing "
     "that is known is done twice there.",
+    f"{generations.BATCH}, {generations.THREAD}": "part of it is to evaluate the prompt caches "
+    "that finished prompts hand back, once each, so that any thread can use them. Without the "
+    "agent they stay pending, and this program never uses them.",
 }
 
 VERDICTS = {
     "kept": "kept",
-    "undecided": "cannot be told: the quartiles are on both sides of it, or the same thing "
-    "measured twice differs by more",
+    "undecided": "cannot be told",
     "missed": "**missed**",
 }
+
+UNDECIDED = """\
+*Cannot be told*: the quartiles are on both sides of the budget, or the same thing measured twice
+(*once more*, below) differs by more than the budget allows. Of whole generations the instructions
+tell more."""
 
 Results = dict[str, dict[str, Any]]
 
@@ -108,16 +115,16 @@ def render(results: Results) -> str:
         "| what | against | budget | found | quartiles | |",
         "|---|---|---|---|---|---|",
     ]
-    missed = []
+    reasons: dict[str, str] = {}
     for rows in present.values():
         for row in rows:
             verdict = row.verdict()
             if row.budget is None or verdict is None:
                 continue
             lines.append(_cells(*_budget(row), VERDICTS[verdict]))
-            if verdict == "missed":
-                missed.append(f"- {_label(row)}: {reason_of(row)}")
-    lines += ["", *missed, *([""] if missed else [])]
+            if verdict == "missed" or (verdict == "undecided" and row.what in REASONS):
+                reasons.setdefault(row.what, f"- {row.what}: {reason_of(row)}")
+    lines += ["", *reasons.values(), *([""] if reasons else []), UNDECIDED, ""]
     for name, rows in present.items():
         lines += [f"## {GROUPS[name].TITLE}", "", GROUPS[name].TEXT, ""]
         lines += ["| what | against | ratio | quartiles | pairs | one of the latter | difference |"]
@@ -131,7 +138,7 @@ def render(results: Results) -> str:
 
 
 def reason_of(row: Row) -> str:
-    """Return why the budget of `row` is missed."""
+    """Return why the budget of `row` is not kept."""
     return REASONS.get(row.what, WITHOUT_A_REASON)
 
 
