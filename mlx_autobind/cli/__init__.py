@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
     for module in modules.values():
         module.add_to(commands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # With the usage of the command that it was given to, which argparse does not show.
+        usage_error = getattr(options, "usage_error", parser.error)
+        usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     code: int = modules[COMMANDS[options.command]].run(options)
     return code
