@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 
 import mlx_autobind
@@ -18,6 +19,9 @@ COMMANDS = {
     "status-hook": "hook",
     "traces": "traces",
 }
+
+# As a shell says it.
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,5 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # With the usage of the command that it was given to, which argparse does not show.
         usage_error = getattr(options, "usage_error", parser.error)
         usage_error(f"unrecognized arguments: {' '.join(unknown)}")
-    code: int = modules[COMMANDS[options.command]].run(options)
+    try:
+        code: int = modules[COMMANDS[options.command]].run(options)
+    except KeyboardInterrupt:
+        # A line of its own: one of progress may stand there.
+        print("\nmlx-autobind: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return code
