@@ -1,6 +1,8 @@
 """The command line, above all the demo."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -48,6 +50,23 @@ def test_demo(stack: Stack) -> None:
     if not stack.inert:
         assert "BatchGenerator" in done.stdout or "stream_generate" in done.stdout
     assert done.stderr.count("\n") == 10  # a line of progress for each step
+
+
+def test_demo_interrupted() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlx_autobind", "demo"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=harness.environ(),
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("[1/10]")
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        _, said = process.communicate(timeout=60)
+    assert said == "\nmlx-autobind: interrupted\n"
+    assert process.returncode == 130
 
 
 def test_demo_without_mlx_lm_says_what_to_install() -> None:

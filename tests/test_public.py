@@ -212,11 +212,11 @@ def test_the_settings() -> None:
 def test_the_commands_and_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     parsers: list[argparse.ArgumentParser] = []
 
-    def parse_args(parser: argparse.ArgumentParser, _arguments: object) -> NoReturn:
+    def parse_known_args(parser: argparse.ArgumentParser, _arguments: object) -> NoReturn:
         parsers.append(parser)
         raise SystemExit
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
     with pytest.raises(SystemExit):
         cli.main([])
     (parser,) = parsers

@@ -141,7 +141,7 @@ def test_what_cannot_be_run(arguments: list[str], code: int, message: str, tmp_p
     done = launch(*arguments, cwd=tmp_path)
     assert done.returncode == code
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("usage: mlx-autobind")
+    assert lines[0].startswith("usage: mlx-autobind run")
     assert message in lines[-1]
     assert done.stdout == ""
 

@@ -114,7 +114,7 @@ def test_the_table(file: Path) -> None:
         "3 spans on 3 threads of 2 processes: 2 bind, 1 hop, 0 drift, 0 explained, 0 generation"
     )
     assert rows[-2] == "a bind took 150 us (median), 150 us (99th percentile)"
-    assert rows[-1] == "left out: 1 spans of others, 1 lines that are torn"
+    assert rows[-1] == "left out: 1 spans of others, 1 lines that are torn or no spans"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +274,22 @@ def test_what_does_not_go_together(file: Path) -> None:
     done = traces(file, "--follow", "--tree")
     assert done.returncode == 2
     assert "--follow goes with the table or --json" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--perfetto"])
+def test_a_file_is_not_written_over_itself(option: str, file: Path) -> None:
+    before = file.read_bytes()
+    done = traces(file, option, file)
+    assert done.returncode == 2
+    assert "is read: what is written needs another name" in done.stderr
+    assert file.read_bytes() == before
+
+
+def test_a_folder_to_write_to_that_is_not_there(file: Path) -> None:
+    out = file.parent / "none" / "page.html"
+    done = traces(file, "--html", out)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"No such file or directory: '{out.resolve()}'\n")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 
 import mlx_autobind
@@ -19,6 +20,9 @@ COMMANDS = {
     "traces": "traces",
 }
 
+# As a shell says it.
+_INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
@@ -32,6 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
     for module in modules.values():
         module.add_to(commands)
-    options = parser.parse_args(arguments)
-    code: int = modules[COMMANDS[options.command]].run(options)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # With the usage of the command that it was given to, which argparse does not show.
+        usage_error = getattr(options, "usage_error", parser.error)
+        usage_error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        code: int = modules[COMMANDS[options.command]].run(options)
+    except KeyboardInterrupt:
+        # A line of its own: one of progress may stand there.
+        print("\nmlx-autobind: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return code

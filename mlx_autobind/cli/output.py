@@ -26,7 +26,11 @@ def write(out: Path, parts: Iterable[str], mode: int = 0o600) -> None:
                 file.writelines(parts)
             return
         mode = stat.S_IMODE(status.st_mode)
-    descriptor, name = tempfile.mkstemp(prefix=f".{out.name[:100]}.", dir=out.parent)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{out.name[:100]}.", dir=out.parent)
+    except OSError as error:
+        # Of the file that was asked for: nobody knows the temporary one.
+        raise OSError(error.errno, error.strerror, str(out)) from None
     temporary = Path(name)
     try:
         with open(descriptor, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123

@@ -75,8 +75,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         description=(
             "Reads files of OTLP JSON lines, as MLX_AUTOBIND_TRACE and the file exporter of the "
             "OpenTelemetry collector write them, and prints the rebinds and generations in them "
-            "as a table and a summary. Spans of others and lines that are torn are counted and "
-            "left out."
+            "as a table and a summary. Spans of others, and lines that are torn or no spans, are "
+            "counted and left out. Times are local."
         ),
     )
     command.add_argument("files", nargs="+", type=Path, metavar="FILE")
@@ -97,7 +97,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
             option,
             type=_moment,
             metavar="TIME",
-            help=f"only what began {when} TIME, such as 2026-11-30T18:00",
+            help=f"only what began {when} TIME, such as 2026-11-30T18:00 (local time)",
         )
     shown = command.add_argument_group("how they are shown").add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print a JSON object for each span")
@@ -120,6 +120,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(options: argparse.Namespace) -> int:
     """Print or write what the files say, and return the exit code."""
+    out = options.html or options.perfetto
+    if out and out.resolve() in [file.resolve() for file in options.files]:
+        options.usage_error(f"{out} is read: what is written needs another name")
     reading = Reading()
     try:
         if options.follow:
@@ -311,7 +314,8 @@ def summary(spans: list[Span], reading: Reading) -> Iterator[str]:
     if first:
         yield f"the first token of a generation took {_percentiles(first, 'ms')}"
     if reading.foreign or reading.torn:
-        yield f"left out: {reading.foreign} spans of others, {reading.torn} lines that are torn"
+        torn = f"{reading.torn} lines that are torn or no spans"
+        yield f"left out: {reading.foreign} spans of others, {torn}"
 
 
 def _percentiles(values: Sequence[float], unit: str) -> str:
