@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import records, settings
+from mlx_autobind import records, settings, targets
 from mlx_autobind.arrays import arrays_in
 from mlx_autobind.records import RING, Stopwatch
 from mlx_autobind.shield import shielded
@@ -43,14 +43,19 @@ def explain(
     error._mlx_autobind_explained = True  # type: ignore[attr-defined]
     device, index = found[1], int(found[2])
     escaped = next(_escaped(arguments), "an array that was left lazy on another thread")
-    libraries = records.versions()
+    imported = records.versions()
+    libraries = [
+        f"{field.replace('_', '-')} {getattr(imported, field)}"
+        for field, _ in targets.VERSIONED
+        if getattr(imported, field) is not None
+    ]
     own = mx.default_stream(mx.default_device())
     text = (
         f"{_PREFIX}thread {threading.current_thread().name!r} has {own}; asked for "
         f"was stream {index} ({device}), {_owner(index)}. What escaped from there: {escaped}. "
         f"Evaluate it with mx.eval() on the thread that made it, before another thread uses it, "
         f"or do both on one thread; {settings.CURED_BY[settings.current().mode]}. "
-        f"(mlx {libraries.mlx}, mlx-lm {libraries.mlx_lm}, mlx-vlm {libraries.mlx_vlm})"
+        f"({', '.join(libraries)})"
     )
     if hasattr(error, "add_note"):
         error.add_note(text)

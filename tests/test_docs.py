@@ -292,7 +292,7 @@ VARYING = (
     (r"Stream\(Device\(\w+, \d+\), \d+\)", "Stream(Device(D, N), N)"),
     (r"Stream\(\w+, \d+\)", "Stream(D, N)"),
     (r"stream \d+ \(\w+\)", "stream N (D)"),
-    (r"\b(mlx|mlx-lm|mlx-vlm) (\d[\d.]*\d|None)", r"\1 V"),
+    (r"\b(mlx|mlx-lm|mlx-vlm) \d[\d.]*\d", r"\1 V"),
     (r"\s+", " "),
 )
 
