@@ -316,14 +316,19 @@ def enter(site: Site) -> None:
         bind(site.name, late=site.late)
 
 
-# True in a child that was forked after the agent was activated.
+# True once a thread has entered. mlx survives a fork before that: mlx-lm imports without any
+# work from 0.31.3 on, and a server may well import it and then fork its workers.
+_worked = False
+
+# True in a child that was forked after that.
 _forked = False
 
 
 @shielded
 def warn_if_forked(site: Site) -> None:
-    """Warn, once, at the first entry in a forked child."""
-    global _forked
+    """Warn, once, at the first entry in a child that was forked after others."""
+    global _forked, _worked
+    _worked = True
     if not _forked:
         return
     _forked = False
@@ -436,7 +441,7 @@ def _after_fork_in_child() -> None:
     _alive.clear()
     THREAD.streams = {}
     THREAD.chosen.clear()
-    _forked = True
+    _forked = _worked
 
 
 if hasattr(os, "register_at_fork"):
