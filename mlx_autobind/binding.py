@@ -198,10 +198,10 @@ class ThreadExit:
         "__weakref__",
         "_clear",
         "_get_ident",
-        "_native_id",
         "_note",
         "_now",
         "_report",
+        "native_id",
         "root",
         "thread_id",
         "thread_name",
@@ -219,7 +219,7 @@ class ThreadExit:
         self._clear = clear
         self._note = daemons.ENDED.append
         self._now = time.monotonic
-        self._native_id = threading.get_native_id()
+        self.native_id = threading.get_native_id()
         self._report = report
         self.thread_id = threading.get_ident()
 
@@ -231,7 +231,7 @@ class ThreadExit:
         # On any other thread, or in a forked child, there is nothing of ours to clear.
         if self._get_ident() == self.thread_id:
             try:
-                self._note((self._native_id, self._now()))
+                self._note((self.native_id, self._now()))
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
                 self._report("mlx_autobind.binding.ThreadExit", error)

@@ -261,6 +261,29 @@ def test_a_model_used_by_200_threads_and_dropped_is_gone(run: Run, checkpoint: P
     assert after <= before + (used - before) * 0.02
 
 
+AS_LOCALS_GO = """
+    import threading
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    class Last:
+        def __del__(self):
+            asker.ask("last", PROMPTS[0])
+    local = threading.local()
+    def work():
+        local.last = Last()
+    on_thread(work)
+    asker.print()
+"""
+
+
+def test_a_finaliser_that_generates_as_the_locals_of_its_thread_go(
+    run: Run, checkpoint: Path, reference: Reference
+) -> None:
+    steps = run(program(AS_LOCALS_GO), checkpoint, agent="import").clean()
+    assert list(steps) == ["last"]
+    assert wrong(steps, reference) == {}
+
+
 FORKED = """
     import os, signal
     import mlx_lm
