@@ -196,12 +196,14 @@ def _activation(action: str, *arguments: object) -> "Any":
         from mlx_autobind import activation
 
         return getattr(activation, action)(*arguments)
-    except Exception as error:  # noqa: BLE001 - the seam, see shield.py
+    except Exception as error:  # the seam, see shield.py
         try:
-            from mlx_autobind.shield import report
+            from mlx_autobind.shield import raised_by_signal, report
         except ImportError:  # the package was removed or replaced while the program runs
             sys.stderr.write(f"mlx_autobind is not active: {error}\n")
             return None
+        if raised_by_signal(error):
+            raise
         report(f"mlx_autobind.activation.{action}", error)
         return None
 

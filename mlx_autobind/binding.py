@@ -198,10 +198,10 @@ class ThreadExit:
         "__weakref__",
         "_clear",
         "_get_ident",
-        "_native_id",
         "_note",
         "_now",
         "_report",
+        "native_id",
         "root",
         "thread_id",
         "thread_name",
@@ -219,7 +219,7 @@ class ThreadExit:
         self._clear = clear
         self._note = daemons.ENDED.append
         self._now = time.monotonic
-        self._native_id = threading.get_native_id()
+        self.native_id = threading.get_native_id()
         self._report = report
         self.thread_id = threading.get_ident()
 
@@ -231,7 +231,7 @@ class ThreadExit:
         # On any other thread, or in a forked child, there is nothing of ours to clear.
         if self._get_ident() == self.thread_id:
             try:
-                self._note((self._native_id, self._now()))
+                self._note((self.native_id, self._now()))
                 self._clear()
             except Exception as error:  # noqa: BLE001 - the seam, see shield.py
                 self._report("mlx_autobind.binding.ThreadExit", error)
@@ -316,14 +316,19 @@ def enter(site: Site) -> None:
         bind(site.name, late=site.late)
 
 
-# True in a child that was forked after the agent was activated.
+# True once a thread has entered. mlx survives a fork before that: mlx-lm imports without any
+# work from 0.31.3 on, and a server may well import it and then fork its workers.
+_worked = False
+
+# True in a child that was forked after that.
 _forked = False
 
 
 @shielded
 def warn_if_forked(site: Site) -> None:
-    """Warn, once, at the first entry in a forked child."""
-    global _forked
+    """Warn, once, at the first entry in a child that was forked after others."""
+    global _forked, _worked
+    _worked = True
     if not _forked:
         return
     _forked = False
@@ -436,7 +441,7 @@ def _after_fork_in_child() -> None:
     _alive.clear()
     THREAD.streams = {}
     THREAD.chosen.clear()
-    _forked = True
+    _forked = _worked
 
 
 if hasattr(os, "register_at_fork"):

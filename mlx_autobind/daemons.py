@@ -37,6 +37,7 @@ class Ending(Protocol):
     """Something that lives in a thread's locals, and so until that thread has ended."""
 
     thread_id: int
+    native_id: int
     # Of a daemon: its name, and what its outermost frame runs.
     thread_name: str
     root: CodeType
@@ -155,6 +156,9 @@ def _raise_in(left: "dict[weakref.ref[Ending], bool]") -> None:
             del left[reference]
             continue
         frame = frames.get(ending.thread_id)
+        if frame is None and gone(ending):
+            del left[reference]
+            continue
         if raised or frame is None or ending.thread_id in _leaving:
             continue
         if _finalises(frame, ending.root):
@@ -166,6 +170,17 @@ def _raise_in(left: "dict[weakref.ref[Ending], bool]") -> None:
             ctypes.c_ulong(ending.thread_id), ctypes.py_object(SystemExit)
         )
         left[reference] = True
+
+
+def gone(ending: Ending) -> bool:
+    """Tell whether the thread of `ending` has ended and left its locals behind.
+
+    A finaliser that generates as the locals of its thread go has new ones made, which nobody
+    takes away any more.
+    """
+    return os.path.isdir(_TASKS) and not os.path.exists(  # noqa: PTH110, PTH112
+        f"{_TASKS}/{ending.native_id}"
+    )
 
 
 def outermost(frame: FrameType) -> FrameType:

@@ -2,8 +2,10 @@
 
 import functools
 import logging
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import ParamSpec, TypeVar
 
 from mlx_autobind import settings
@@ -42,18 +44,46 @@ def report(place: str, error: Exception) -> None:
     )
 
 
+def raised_by_signal(error: BaseException) -> bool:
+    """Tell whether a signal handler of the program raised `error`.
+
+    Python runs handlers between any two instructions, those of the agent included. Such an
+    error is the program's, often a time-out, and would be lost here for good.
+    """
+    traceback, codes = error.__traceback__, set()
+    while traceback is not None:
+        codes.add(traceback.tb_frame.f_code)
+        traceback = traceback.tb_next
+    return not codes.isdisjoint(_handler_codes())
+
+
+def _handler_codes() -> Iterator[CodeType]:
+    """Yield what the signal handlers of the process run."""
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        for each in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004 - what it runs
+            code = getattr(each, "__code__", None)
+            if isinstance(code, CodeType):
+                yield code
+
+
 def shielded(function: Callable[P, T]) -> Callable[P, T | None]:
     """Decorate a function that the agent runs inside somebody else's call.
 
     Returns:
-        A function that returns None where `function` raises an ``Exception``.
+        A function that returns None where `function` raises an ``Exception``, unless a signal
+        handler raised it.
     """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - this is the seam
+        except Exception as error:
+            if raised_by_signal(error):
+                raise
             report(f"{function.__module__}.{function.__qualname__}", error)
             return None
 

@@ -218,7 +218,10 @@ class ModelStates:
             with self._lock:
                 found = self._known.get(key)
                 if found is None or found[0]() is not model:
-                    reference = weakref.ref(model, lambda _dead: self._known.pop(key, None))
+                    # Not a function of Python's: what a signal handler raises in one that the
+                    # end of a model calls is printed, and lost. Given is (key, reference).
+                    forget = functools.partial(self._known.pop, key)
+                    reference = weakref.ref(model, forget)
                     found = self._known[key] = (reference, self._make(model))
         return found[1]
 

@@ -261,6 +261,29 @@ def test_a_model_used_by_200_threads_and_dropped_is_gone(run: Run, checkpoint: P
     assert after <= before + (used - before) * 0.02
 
 
+AS_LOCALS_GO = """
+    import threading
+    from asking import Asker, PROMPTS, on_thread
+    asker = Asker()
+    class Last:
+        def __del__(self):
+            asker.ask("last", PROMPTS[0])
+    local = threading.local()
+    def work():
+        local.last = Last()
+    on_thread(work)
+    asker.print()
+"""
+
+
+def test_a_finaliser_that_generates_as_the_locals_of_its_thread_go(
+    run: Run, checkpoint: Path, reference: Reference
+) -> None:
+    steps = run(program(AS_LOCALS_GO), checkpoint, agent="import").clean()
+    assert list(steps) == ["last"]
+    assert wrong(steps, reference) == {}
+
+
 FORKED = """
     import os, signal
     import mlx_lm
@@ -294,6 +317,35 @@ def test_a_forked_child_is_warned_once(
     assert outcome.code == 0
     assert outcome.stderr.count("mlx does not survive a fork") == 1
     assert "spawn" in outcome.stderr
+
+
+FORKED_FIRST = """
+    import os, signal
+    import mlx_lm
+    from asking import Asker, PROMPTS
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        asker = Asker()
+        asker.ask("child", PROMPTS[0])
+        asker.print()
+        sys.stdout.flush()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("mode", ["thread", "owner"])
+def test_a_child_that_was_forked_before_any_work_is_not_warned(
+    mode: str, run: Run, checkpoint: Path, reference: Reference
+) -> None:
+    text = program(FORKED_FIRST)
+    if run(text, checkpoint, agent="none", timeout=90).code != 0:
+        pytest.skip("this mlx-lm does MLX work as it is imported, and mlx does not survive a fork")
+    outcome = run(text, checkpoint, agent="import", env={"MLX_AUTOBIND_MODE": mode})
+    assert wrong(outcome.clean(), reference) == {}
 
 
 def test_the_server_stopped_by_ctrl_c(checkpoint: Path, stack: Stack) -> None:

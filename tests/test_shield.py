@@ -72,6 +72,62 @@ def test_strict_raises(run: Run, checkpoint: Path, stack: Stack) -> None:
     assert outcome.result["main"]["error"] == "RuntimeError: injected"
 
 
+SIGNAL = """
+    import functools, json, signal
+    import mlx.core
+    import mlx_autobind
+    from mlx_autobind import arrays, random_state
+    import mlx_lm
+    from asking import PROMPTS
+    class Handler:
+        def method(self, *arguments):
+            raise TimeoutError
+        __call__ = method
+    def handler(*arguments):
+        raise TimeoutError
+    found, checkpoint = [], sys.argv[1]
+    def attempt(work):
+        try:
+            work()
+        except TimeoutError:
+            return "time-out"
+        return "lost"
+    # Where the agent evaluates, which takes its time, the signal comes.
+    def interrupting(function):
+        @functools.wraps(function)
+        def interrupted(*arguments, **options):
+            if armed:
+                armed.clear()
+                signal.raise_signal(signal.SIGINT)
+            return function(*arguments, **options)
+        return interrupted
+    arrays.arrays_in = interrupting(arrays.arrays_in)
+    random_state._read = interrupting(random_state._read)
+    armed = []
+    loaded = mlx_lm.load(checkpoint)
+    def generate():
+        mlx_lm.generate(*loaded[:2], PROMPTS[0], max_tokens=2)
+    for each in handler, Handler().method, Handler(), functools.partial(handler, 1):
+        signal.signal(signal.SIGINT, each)
+        for work in lambda: mlx_lm.load(checkpoint), generate:
+            armed.append(1)
+            found.append(attempt(work))
+            assert not armed
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("mode", ["thread", "owner"])
+def test_what_a_signal_handler_raises_is_not_the_agents(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    if stack.inert:
+        pytest.skip("the agent is inert on this mlx, so that nothing of it is interrupted")
+    env = {"MLX_AUTOBIND_MODE": mode}
+    found = run(program(SIGNAL), checkpoint, agent="none", env=env).clean()
+    assert found == ["time-out"] * 8
+
+
 LIBRARY_ERRORS = """
     import json, sys, traceback
     import mlx_lm
