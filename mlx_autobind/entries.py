@@ -117,11 +117,16 @@ def wrap_producer(function: Function, site: Site) -> Function:
         warn_if_forked(site)
         # A thread that loads leaves a random state behind, as one that imports does.
         clear_at_exit()
+        # A model draws as it is made, whatever becomes of these weights.
+        drawing = RANDOM_STATE.begin()
         try:
             result = function(*args, **kwargs)
         except RuntimeError as error:
             explain(error, site.name, (*args, *kwargs.values()), late=site.late)
             raise
+        finally:
+            if drawing is not None:
+                RANDOM_STATE.end(drawing)
         _realise_produce(function, args, kwargs, result)
         return result
 

@@ -20,6 +20,7 @@ from mlx_autobind.arrays import realise_arguments, realise_result
 from mlx_autobind.binding import Site, Steps, clear_at_exit, collected, relay
 from mlx_autobind.handles import HANDLES
 from mlx_autobind.random_state import RANDOM_STATE
+from mlx_autobind.shield import report
 
 Function = Callable[..., Any]
 
@@ -167,7 +168,7 @@ class Owner:
         task = Task(call)
         thread = self._put(task)
         if thread is None:
-            return _at_the_end(call)
+            return _at_the_end(call) if self._ended else call()
         task.wait(thread.ident or 0)
         telemetry.handover(site.name, task.wait_ns, task.run_ns)
         RANDOM_STATE.take_over()
@@ -208,8 +209,12 @@ class Owner:
         if not self._ended:
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter ends, and starts no thread any more
-                self._ended = True
+            except RuntimeError as error:
+                # The interpreter ends, and starts no thread any more (Python 3.12 on says so);
+                # or there are too many just now, and this call is made where it is.
+                self._ended = "shutdown" in str(error)
+                if not self._ended:
+                    report("mlx_autobind.owner.Owner", error)
             else:
                 self._thread = thread
         return self._thread

@@ -876,3 +876,33 @@ def test_shared_reads_no_random_state_during_a_step(
     """
     outcome = run(text, checkpoint, agent="import", env=env("shared"))
     assert outcome.clean() == [False]
+
+
+NO_MORE_THREADS = """
+    import threading
+    import mlx_lm
+    from asking import Asker, PROMPTS
+    asker = Asker()
+    owner = next(each for each in threading.enumerate() if "owner" in each.name)
+    sys.modules["mlx_autobind.owner"].OWNER.end()
+    sys.modules["mlx_autobind.owner"].OWNER._start_over()
+    # More than any system gives.
+    threading.stack_size(1 << 46)
+    asker.ask("no thread", PROMPTS[0])
+    asker.ask("no thread once more", PROMPTS[1])
+    threading.stack_size(0)
+    asker.ask("a thread again", PROMPTS[2])
+    assert any("owner" in each.name for each in threading.enumerate())
+    asker.print()
+"""
+
+
+def test_no_thread_can_be_started_for_a_while(
+    run: Run, checkpoint: Path, reference: Reference, stack: Stack
+) -> None:
+    if stack.inert:
+        pytest.skip("the agent starts no thread where there is nothing to do")
+    outcome = run(program(NO_MORE_THREADS), checkpoint, agent="import", env=env("owner"))
+    assert outcome.code == 0, outcome.stderr
+    assert wrong(outcome.result, reference) == {}
+    assert outcome.stderr.count("mlx_autobind.owner.Owner failed") == 1

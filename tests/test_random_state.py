@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from mlx_autobind.settings import MODES
 from tests.conftest import Run
 from tests.harness import program
 from tests.stacks import Stack
+from tests.test_vision import skip_if_the_mode_is_not_there
 
 SAMPLING = """
     import threading
@@ -250,3 +252,25 @@ def test_weights_that_are_loaded_once_more_draw_nothing(run: Run, checkpoint: Pa
         program(text.format(program=LAZY.strip())), checkpoint, agent="import"
     ).clean()
     assert found == right
+
+
+LOADING = """
+    def loading(run):
+        mx.random.seed(7)
+        run(lambda: globals().update(model=mlx_lm.load(sys.argv[1])[0]))
+        return run(sample)
+    print(json.dumps([loading(here if where == "here" else elsewhere) for where in sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_is_loaded_draws_from_the_sequence(
+    mode: str, run: Run, checkpoint: Path, stack: Stack
+) -> None:
+    """Its layers draw as they are made, before the weights are put in their place."""
+    skip_if_the_mode_is_not_there(mode, stack)
+    text = program(SAMPLING.format(program=LOADING.strip()))
+    (right,) = run(text, checkpoint, "here", agent="none").result
+    env = {"MLX_AUTOBIND_MODE": mode}
+    found = run(text, checkpoint, "here", "elsewhere", agent="import", env=env).clean()
+    assert found == [right, right]
