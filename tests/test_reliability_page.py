@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.soak import children, model, page
+from tests.soak.__main__ import write
 from tests.stacks import Stack
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -124,3 +125,14 @@ def defective(tmp_path_factory: pytest.TempPathFactory, prepared: Path, stack: S
 def test_a_wrong_token_is_found(options: dict[str, Any], defective: Path) -> None:
     found = children.run({"mode": "thread", "seed": 1, **options}, defective, 30)
     assert any(" is not [" in each for each in found["failures"]), found
+
+
+def test_what_is_not_run_stays_on_the_page(results: page.Results, tmp_path: Path) -> None:
+    file = tmp_path / "reliability.md"
+    page.write(file, {part: modes for part, modes in results.items() if part != "threads"})
+    for mode in ("shared", "owner", "thread"):
+        write(file, "threads", mode, results["threads"][mode])
+    assert page.read(file) == results
+    assert list(page.read(file)) == list(results)
+    assert list(page.read(file)["threads"]) == list(results["threads"])
+    assert file.read_text() == page.render(results)

@@ -5,7 +5,8 @@
 
 The parts are threads, short-lived, stateful and races. ``--minutes`` is for the 64 threads; the
 state machine takes a fifth of it. Two children run at once. With ``--into`` the page is written,
-and the JSON file beside it; parts and modes that are not run this time stay in there as they were.
+and the JSON file beside it, as each part of a mode is done; what is not run this time stays in
+there as it was.
 Exit code 1 if anything failed or went over its bound.
 """
 
@@ -14,7 +15,7 @@ import concurrent.futures
 import itertools
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,10 @@ def command(part: str, mode: str, asked: argparse.Namespace) -> str:
     return f"python -m tests.soak --seed {asked.seed} {options}{only}{part}"
 
 
-def soak(asked: argparse.Namespace) -> page.Results:
-    """Run what was asked for."""
+def soak(asked: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Run what was asked for; yield each part and mode as it is done, and what came of it."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    began: dict[tuple[str, str], float] = {}
+    took: dict[tuple[str, str], float] = defaultdict(float)
     facts = page.facts()
 
     with (
@@ -132,24 +133,33 @@ def soak(asked: argparse.Namespace) -> page.Results:
 
         # The longest first, so that neither lane is left with one at the end.
         waiting = sorted(jobs(asked), key=lambda job: -job[3])
+        left = Counter((part, mode) for part, mode, _, _ in waiting)
         done = [lanes.submit(run, job) for job in waiting]
         for future in concurrent.futures.as_completed(done):
             (part, mode, options, _), result, seconds = future.result()
             found.setdefault((part, mode), []).append(result)
-            began[part, mode] = began.get((part, mode), 0.0) + seconds
+            took[part, mode] += seconds
+            left[part, mode] -= 1
             first = f" {options['first']}" if "first" in options else ""
             wrong = page.broken(result)
             print(f"{part}{first}, {mode}: {seconds:.0f} s, {wrong or 'right'}", flush=True)
-    results: page.Results = {}
-    for (part, mode), several in found.items():
-        results.setdefault(part, {})[mode] = {
-            "seed": asked.seed,
-            "seconds": round(began[part, mode], 1),
-            "command": command(part, mode, asked),
-            "facts": facts,
-            **merged(several),
-        }
-    return results
+            if not left[part, mode]:
+                whole = {
+                    "seed": asked.seed,
+                    "seconds": round(took[part, mode], 1),
+                    "command": command(part, mode, asked),
+                    "facts": facts,
+                    **merged(found.pop((part, mode))),
+                }
+                yield part, mode, whole
+
+
+def write(file: Path, part: str, mode: str, result: dict[str, Any]) -> None:
+    """Write the page `file` with `result` in it; all else stays as it was."""
+    known = page.read(file)
+    both = {**known.get(part, {}), mode: result}
+    known[part] = {each: both[each] for each in (*children.MODES, "none") if each in both}
+    page.write(file, {each: known[each] for each in page.PARTS if each in known})
 
 
 def main() -> int:
@@ -164,20 +174,12 @@ def main() -> int:
     parser.add_argument("--into", type=Path, metavar="FILE", help="the page to write")
     parser.add_argument("parts", nargs="+", choices=list(JOBS), metavar="PART")
     asked = parser.parse_args()
-    results = soak(asked)
-    if asked.into is not None:
-        kept = page.read(asked.into)
-        order = [*children.MODES, "none"]
-        for part, modes in results.items():
-            both = {**kept.get(part, {}), **modes}
-            kept[part] = {mode: both[mode] for mode in order if mode in both}
-        page.write(asked.into, {part: kept[part] for part in page.PARTS if part in kept})
-    wrong = [
-        f"{part}, {mode}: {each}"
-        for part, modes in results.items()
-        for mode, result in modes.items()
-        for each in page.broken(result)
-    ]
+    wrong = []
+    for part, mode, result in soak(asked):
+        # As it is known: the whole takes long, and may be broken off.
+        if asked.into is not None:
+            write(asked.into, part, mode, result)
+        wrong += [f"{part}, {mode}: {each}" for each in page.broken(result)]
     for each in wrong:
         print(f"\n{each}")
     return 1 if wrong else 0
