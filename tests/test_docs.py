@@ -31,6 +31,7 @@ import mlx_autobind
 from mlx_autobind import settings
 from tests import browser, compatibility, harness, scenario_pages
 from tests.harness import ROOT
+from tests.soak import page as reliability
 from tests.stacks import Stack
 from tests.test_scenarios import NO_STREAM
 
@@ -236,8 +237,19 @@ UNRUN = {
 }
 if "docs/performance.md" in PAGES:
     UNRUN["python -m tests.benchmarks [--quick] [--into docs/performance.md] [NAME ...]"] = (
-        "says which options there are; it measures for an hour"
+        "says which options there are; it measures for ten minutes"
     )
+
+if "docs/reliability.md" in PAGES:
+    for each in (
+        "python -m tests.soak --into docs/reliability.md threads short-lived stateful races",
+        *(
+            result["command"]
+            for modes in reliability.read(ROOT / "docs" / "reliability.md").values()
+            for result in modes.values()
+        ),
+    ):
+        UNRUN[each] = "takes minutes; test_reliability_page.py and test_stateful.py run less of it"
 
 
 def test_every_command_is_accounted_for() -> None:
