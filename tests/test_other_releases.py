@@ -13,6 +13,7 @@ import pytest
 
 from mlx_autobind import targets
 from tests.conftest import Run
+from tests.harness import program
 from tests.stacks import Stack
 
 Release = Callable[[Mapping[str, str]], dict[str, str]]
@@ -45,28 +46,33 @@ def release(tmp_path: Path) -> Release:
 
 PROGRAM = """
     import json, sys
+    import mlx.core as mx
     import mlx_lm
     from mlx_lm.generate import {stream_generate} as stream_generate
     from mlx_lm.utils import {load} as load
-    sys.path.insert(0, {programs!r})
     from threads import elsewhere
     model, tokenizer = load(sys.argv[1])[:2]
     def ask():
         answer = stream_generate(model, tokenizer, "w3 w10 w6 w5", max_tokens=5)
         return [response.token for response in answer]
-    def attempt(where):
+    def attempt():
         try:
-            return where(ask)
+            return ask()
         except RuntimeError as error:
             return str(error).split("Stream")[0]
-    found = [attempt(lambda ask: ask()), attempt(elsewhere)]
+    def work():
+        try:
+            return attempt()
+        finally:
+            # By hand, or mlx may abort the process at exit where no agent binds the thread.
+            getattr(mx, "clear_streams", lambda: None)()
+    found = [attempt(), elsewhere(work)]
     print(json.dumps([mlx_lm.__version__, *found]))
 """
 
 
-def program(stream_generate: str = "stream_generate", load: str = "load") -> str:
-    programs = str(Path(__file__).resolve().parent / "programs")
-    return PROGRAM.format(stream_generate=stream_generate, load=load, programs=programs)
+def asking(stream_generate: str = "stream_generate", load: str = "load") -> str:
+    return PROGRAM.format(stream_generate=stream_generate, load=load)
 
 
 # Every word of every path in the rows of mlx-lm. As the library's own words they may mean
@@ -93,10 +99,9 @@ def test_a_release_of_which_nothing_is_known(
     init = Path(env["PYTHONPATH"], "mlx_lm", "__init__.py")
     init.write_text(re.sub(r"\bgenerate,", "", init.read_text()))
     names = {name: f"{name}_of_the_future" for name in ("stream_generate", "load")}
-    plain = run(program(**names), checkpoint, agent="none", env=env)
-    outcome = run(program(**names), checkpoint, agent="import", env=env)
-    # Without the agent mlx may abort the process at exit, its work done.
-    assert outcome.code == 0, outcome.stderr
+    plain = run(program(asking(**names)), checkpoint, agent="none", env=env)
+    outcome = run(program(asking(**names)), checkpoint, agent="import", env=env)
+    assert plain.code == outcome.code == 0, plain.stderr + outcome.stderr
     assert plain.result[0] == NEWER
     assert outcome.result == plain.result
     if stack.inert:
@@ -113,8 +118,8 @@ def test_a_release_with_one_entry_point_renamed(
 ) -> None:
     env = release({renamed: f"{renamed}_of_the_future"})
     names = {renamed: f"{renamed}_of_the_future"} if renamed != "generate_step" else {}
-    known = run(program(), checkpoint, agent="none").result
-    found = run(program(**names), checkpoint, agent="import", env=env).clean()
+    known = run(program(asking()), checkpoint, agent="none").result
+    found = run(program(asking(**names)), checkpoint, agent="import", env=env).clean()
     assert found == [NEWER, known[1], known[1]]
 
 
@@ -141,10 +146,10 @@ WRAPPED_BY_OTHERS = """
 def test_entry_points_that_others_have_wrapped(
     first: bool, run: Run, checkpoint: Path, stack: Stack
 ) -> None:
-    known = run(program(), checkpoint, agent="none").result
+    known = run(program(asking()), checkpoint, agent="none").result
     start = WRAPPED_BY_OTHERS.format(first=first)
     end = "    assert counted == 2 * ['stream_generate', 'generate_step'], counted\n"
-    outcome = run(start + program() + end, checkpoint, agent="none")
+    outcome = run(program(start + asking() + end), checkpoint, agent="none")
     assert outcome.clean()[1:] == [known[1], known[1]]
     if stack.fails:
         assert known[2] != known[1]
