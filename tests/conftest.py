@@ -27,21 +27,7 @@ def stack() -> stacks.Stack:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny random-weight checkpoint, made with the real libraries."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    made = harness.run(
-        """
-        import sys
-        from pathlib import Path
-        from mlx_autobind.cli import checkpoint
-        checkpoint.make(Path(sys.argv[1]))
-        """,
-        folder / "tiny",
-        agent="none",
-        folder=folder,
-        env={"MLX_AUTOBIND": "off"},
-    )
-    assert made.code == 0, made.stderr
-    return folder / "tiny"
+    return harness.make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")
@@ -68,6 +54,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("soak")
     children.prepare(folder)
     return folder
+
+
+def documented(file: Path) -> Path:
+    """Return `file`, a page or its data; skip the test where it runs without them."""
+    if not file.exists():
+        pytest.skip("tested without its documentation")
+    return file
 
 
 @pytest.fixture

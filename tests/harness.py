@@ -176,6 +176,25 @@ def run(
     )
 
 
+# For programs that import parts of the agent and are not to be under it.
+OFF = {"MLX_AUTOBIND": "off"}
+
+MAKE_CHECKPOINT = """
+    import sys
+    from pathlib import Path
+    from mlx_autobind.cli import checkpoint
+    checkpoint.make(Path(sys.argv[1]))
+"""
+
+
+def make_checkpoint(folder: Path) -> Path:
+    """Make a tiny random-weight checkpoint with the real libraries, and return where it is."""
+    tiny = folder / "tiny"
+    made = run(MAKE_CHECKPOINT, tiny, agent="none", folder=folder, env=OFF)
+    assert made.code == 0, made.stderr
+    return tiny
+
+
 def _last_json(text: str) -> Any:
     try:
         return json.loads(text.splitlines()[-1])

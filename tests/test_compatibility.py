@@ -6,6 +6,7 @@ import pytest
 
 from tests import compatibility
 from tests.compatibility import ABSENT, EXPLAINED, RIGHT, crossings, merge, same
+from tests.conftest import documented
 from tests.harness import ROOT, Outcome
 
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -17,15 +18,11 @@ def outcome(code: int | None = 0, result: Any = True, stderr: str = "") -> Outco
 
 
 def test_the_page_is_generated() -> None:
-    if not PAGE.exists():
-        pytest.skip("tested without its documentation")
-    assert PAGE.read_text() == compatibility.table(compatibility.read(RUNS))
+    assert documented(PAGE).read_text() == compatibility.table(compatibility.read(RUNS))
 
 
 def test_what_is_not_right_has_a_reason() -> None:
-    if not RUNS.exists():
-        pytest.skip("tested without its documentation")
-    runs = compatibility.read(RUNS)
+    runs = compatibility.read(documented(RUNS))
     assert runs
     defects = [
         (run["stack"], mode, scenario, verdict)

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from mlx_autobind.settings import MODES
 from tests.soak import children, imports
 from tests.stacks import Stack
 
 RACES = 4
 
 
-@pytest.mark.parametrize("mode", children.MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_races(mode: str, prepared: Path, stack: Stack) -> None:
     if stack.inert:
         pytest.skip("every mode is inert on this mlx")

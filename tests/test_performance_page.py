@@ -9,6 +9,7 @@ from tests.benchmarks import calls, measure, page
 from tests.benchmarks.measure import Block, Budget, Child, Row
 from tests.benchmarks.page import GROUPS, WITHOUT_A_REASON, amount
 from tests.benchmarks.scale import FULL, LEAST, QUICK
+from tests.conftest import documented
 from tests.harness import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -18,9 +19,7 @@ ROW = Row("this", "that", "s", 1.0, 1.1, 1.2, 9, 2e-6, 2e-7)
 
 @pytest.fixture
 def results() -> page.Results:
-    if not PAGE.exists():
-        pytest.skip("tested without its documentation")
-    return page.read(PAGE)
+    return page.read(documented(PAGE))
 
 
 def test_the_page_is_generated(results: page.Results) -> None:

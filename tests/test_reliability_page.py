@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mlx_autobind.settings import MODES
+from tests.conftest import documented
 from tests.harness import ROOT
 from tests.soak import children, model, page
 from tests.soak.__main__ import write
@@ -18,9 +20,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 @pytest.fixture
 def results() -> page.Results:
-    if not PAGE.exists():
-        pytest.skip("tested without its documentation")
-    return page.read(PAGE)
+    return page.read(documented(PAGE))
 
 
 def test_the_page_is_generated(results: page.Results) -> None:
@@ -31,7 +31,7 @@ def test_every_part_ran_in_every_mode(results: page.Results) -> None:
     assert list(results) == list(page.PARTS)
     for part, modes in results.items():
         more = ["none"] if part == "races" else []
-        assert list(modes) == [*children.MODES, *more]
+        assert list(modes) == [*MODES, *more]
 
 
 def test_nothing_is_wrong(results: page.Results) -> None:

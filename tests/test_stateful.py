@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from mlx_autobind.settings import MODES
 from tests.soak import children
 from tests.stacks import Stack
 
 EXAMPLES = 10
 
 
-@pytest.mark.parametrize("mode", children.MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_any_order_of_public_calls(mode: str, prepared: Path, stack: Stack) -> None:
     if stack.inert:
         pytest.skip("every mode is inert on this mlx")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mlx_autobind.settings import MODES
 from tests.soak import children, page
 from tests.soak.model import SLOTS
 
@@ -43,7 +44,7 @@ Job = tuple[str, str, dict[str, Any], float]
 
 def jobs(asked: argparse.Namespace) -> Iterator[Job]:
     """Yield what is to be run: part, mode, options and seconds."""
-    modes = [asked.mode] if asked.mode else list(children.MODES)
+    modes = [asked.mode] if asked.mode else list(MODES)
     for part in asked.parts:
         for mode in modes:
             yield from JOBS[part](mode, asked)
@@ -68,7 +69,7 @@ def _stateful(mode: str, asked: argparse.Namespace) -> Iterator[Job]:
 
 
 def _races(mode: str, asked: argparse.Namespace) -> Iterator[Job]:
-    races = max(1, asked.races // (RACES_WITHOUT if mode == "none" else len(children.MODES)))
+    races = max(1, asked.races // (RACES_WITHOUT if mode == "none" else len(MODES)))
     for first in range(0, races, RACES_A_CHILD):
         count = min(RACES_A_CHILD, races - first)
         yield "races", mode, {"first": first, "count": count}, 60 + RACE_S * count
@@ -158,7 +159,7 @@ def write(file: Path, part: str, mode: str, result: dict[str, Any]) -> None:
     """Write the page `file` with `result` in it; all else stays as it was."""
     known = page.read(file)
     both = {**known.get(part, {}), mode: result}
-    known[part] = {each: both[each] for each in (*children.MODES, "none") if each in both}
+    known[part] = {each: both[each] for each in (*MODES, "none") if each in both}
     page.write(file, {each: known[each] for each in page.PARTS if each in known})
 
 
@@ -168,7 +169,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--mode", choices=children.MODES)
+    parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--races", type=int, default=1000, help="in all modes together")
     parser.add_argument("--threads", type=int, default=10_000, help="short-lived, in each mode")
     parser.add_argument("--into", type=Path, metavar="FILE", help="the page to write")

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import harness
-from tests.harness import ROOT, Agent
-
-MODES = ("thread", "owner", "shared")
+from tests.harness import OFF, ROOT, Agent
 
 # What the package is loaded from is decided before the sources beside the tests are on the path.
 _PROGRAM = f"""
@@ -27,23 +25,14 @@ PATIENCE_S = 150.0
 
 def prepare(folder: Path) -> None:
     """Make the checkpoint and the references, without the agent, in `folder`."""
-    off = {"MLX_AUTOBIND": "off"}
-    made = harness.run(
-        "import sys; from pathlib import Path; from mlx_autobind.cli import checkpoint; "
-        "checkpoint.make(Path(sys.argv[1]))",
-        folder / "tiny",
-        agent="none",
-        folder=folder,
-        env=off,
-    )
-    assert made.code == 0, made.stderr
+    tiny = harness.make_checkpoint(folder)
     referred = harness.run(
         _PROGRAM.format(module="work"),
-        folder / "tiny",
+        tiny,
         folder / "references.json",
         agent="none",
         folder=folder,
-        env=off,
+        env=OFF,
     )
     assert referred.code == 0, referred.stderr
 
@@ -65,7 +54,7 @@ def run(options: dict[str, Any], prepared: Path, seconds: float) -> dict[str, An
         **options,
     }
     agent: Agent = "none" if mode is None else "import"
-    env = {"MLX_AUTOBIND": "off"} if mode is None else {"MLX_AUTOBIND_MODE": mode}
+    env = OFF if mode is None else {"MLX_AUTOBIND_MODE": mode}
     with folder() as own:
         outcome = harness.run(
             _PROGRAM.format(module="child"),

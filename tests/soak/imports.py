@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.soak.model import LENGTH, PROMPTS
+from tests.soak.model import LENGTH, MOST_FAILURES, PROMPTS
 
 # Purged between rounds, so that each is a first import. Not transformers, which takes seconds,
 # nor mlx, which cannot be loaded twice.
@@ -186,4 +186,4 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             purge()
     if options["mode"] is not None:
         prepare(installed=True)
-    return {"operations": dict(counts), "failures": failures[:20]}
+    return {"operations": dict(counts), "failures": failures[:MOST_FAILURES]}

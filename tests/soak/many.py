@@ -12,11 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from tests.soak.meter import Meter
-from tests.soak.model import LENGTH, SLOTS, Operation, operations
+from tests.soak.model import LENGTH, MOST_FAILURES, SLOTS, Operation, operations
 from tests.soak.work import Work, expect, rest, take
 
-# More say nothing that these do not.
-MOST_FAILURES = 20
 READ_EVERY_S = 0.2
 
 
@@ -141,6 +139,7 @@ class Program:
         """Run it, and return what came of it."""
         expect(rest(self.work.stream(0)), self.work.right["tokens"][0])
         meter = Meter(self.allowed)
+        read = time.monotonic()
         until = time.monotonic() + 60 * minutes
         for slot in self._all:
             slot.start()
@@ -149,8 +148,8 @@ class Program:
                 died = self.ended.get(timeout=READ_EVERY_S)
                 died.join(60)
                 died.start()
-            if not meter.readings or time.monotonic() - self._read > READ_EVERY_S:
-                self._read = time.monotonic()
+            if time.monotonic() > read + READ_EVERY_S:
+                read = time.monotonic()
                 meter.read()
         self.over.set()
         stuck = [slot.number for slot in self._all if not slot.join(60)]
@@ -164,8 +163,6 @@ class Program:
             "operations": dict(sorted(self._counts.items())),
             "failures": self.failures,
         }
-
-    _read = 0.0
 
 
 def _generate(slot: Slot, _number: int, operation: Operation) -> None:
