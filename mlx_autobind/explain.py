@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from mlx_autobind import records, settings, targets
+from mlx_autobind import records, settings
 from mlx_autobind.arrays import arrays_in
 from mlx_autobind.records import RING, Stopwatch
 from mlx_autobind.shield import shielded
@@ -43,11 +43,9 @@ def explain(
     error._mlx_autobind_explained = True  # type: ignore[attr-defined]
     device, index = found[1], int(found[2])
     escaped = next(_escaped(arguments), "an array that was left lazy on another thread")
-    imported = records.versions()
     libraries = [
-        f"{field.replace('_', '-')} {getattr(imported, field)}"
-        for field, _ in targets.VERSIONED
-        if getattr(imported, field) is not None
+        f"{field.replace('_', '-')} {version}"
+        for field, version in records.imported(records.versions()).items()
     ]
     own = mx.default_stream(mx.default_device())
     text = (

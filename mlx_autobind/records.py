@@ -166,6 +166,12 @@ def versions() -> Versions:
     )
 
 
+def imported(versions: Versions) -> dict[str, str]:
+    """Return the versions of the libraries that were imported, by the names of the fields."""
+    found = {field: getattr(versions, field) for field, _ in targets.VERSIONED}
+    return {field: version for field, version in found.items() if version is not None}
+
+
 @shielded
 def emit(
     kind: Kind,

@@ -14,8 +14,8 @@ from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
 import mlx_autobind
-from mlx_autobind import settings, targets
-from mlx_autobind.records import RING, Record
+from mlx_autobind import settings
+from mlx_autobind.records import RING, Record, imported
 from mlx_autobind.shield import shielded
 
 SCOPE = "mlx_autobind"
@@ -113,10 +113,8 @@ def attributes(record: Record) -> dict[str, AttributeValue]:
     found.update(_PROCESS)
     if record.error is not None:
         found["error.type"] = "RuntimeError"
-    for library, _ in targets.VERSIONED:
-        version = getattr(record.versions, library)
-        if version is not None:
-            found[f"mlx_autobind.{library}.version"] = version
+    for library, version in imported(record.versions).items():
+        found[f"mlx_autobind.{library}.version"] = version
     return found
 
 
